@@ -172,6 +172,6 @@ def test_a_verdict_opens_to_its_numbers(cli):
     assert "the run was throttled by heat on GPU 2 for 62.5 % of the measured time" in shown
     assert "; ? heat" in shown
     opened = cli("runs", "show", "last", "--why").out
-    assert re.search(r"throttled by heat +62\.5 % +the rule: at least 2\.0 %", opened)
+    assert re.search(r"throttled by heat +62\.5 % +counts from 2\.0 %", opened)
     assert "92 °C" in opened
     assert "source    chosen: two runs" in opened

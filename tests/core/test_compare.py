@@ -31,11 +31,13 @@ from trainfast_runner.results.comparison import (
     DIFFERENT_SCRIPT,
     DIFFERENT_SEQ_LEN,
     DIFFERENT_STEPS,
+    DOUBTFUL,
     NOISE,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
     WORSE,
     compare,
+    pooled,
 )
 from trainfast_runner.results.distributions import spread
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
@@ -77,7 +79,7 @@ def test_compiling_pays_for_itself_beside_an_equal_run_that_was_not_compiled(ms,
         for step_ms, mode, size, cost in ((40, "default", 8, CompileCost(cold_seconds=9)), (ms, "off", batch, None))
     )
     found = [note for note in compare(eager, compiled).notes if note.startswith("compiling")]
-    assert found == ([] if end is None else [f"compiling took r 9.0 s, which its faster steps win back {end}"])
+    assert found == ([] if end is None else [f"compiling took B 9.0 s, which its faster steps win back {end}"])
 
 
 def test_a_rate_and_its_time_per_step_say_the_same():
@@ -137,6 +139,21 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition():
     assert "`bench --repeat 3` runs two variants in turn" in verdict_reasons(found)[-1]
     assert any(note == "B shared the CPU: other processes took 40 % of it" for note in verdict_reasons(found))
     assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
+
+
+def test_runs_in_turn_are_judged_by_their_own_spread_without_a_doubt():
+    def in_turn(*pairs):
+        return pooled([compare(result(a, steps=2), result(b, steps=2)) for a, b in pairs])
+
+    found = in_turn((100, 120), (102, 122))
+    row = found.rows[0]
+    assert (row.a, row.b, row.verdict, found.doubts) == (101, 121, BETTER, [])
+    low, high = row.interval_percent
+    assert low < row.percent < high
+    assert in_turn((100, 120), (120, 105)).rows[0].verdict == NOISE, "one setting differs by as much as the two"
+    alone = compare(result(100, steps=2), result(120, steps=2))
+    assert pooled([alone]) is alone
+    assert alone.rows[0].verdict == DOUBTFUL
 
 
 def test_a_page_or_two_of_memory_is_no_difference():

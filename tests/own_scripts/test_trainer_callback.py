@@ -21,12 +21,14 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, sample
     module = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
     frameworks.install_trainer(module, run)
     callback = module.DEFAULT_CALLBACKS[0]()
-    callback.on_train_begin(arguments, None, None)
+    callback.on_train_begin(arguments, SimpleNamespace(max_steps=1000), None)
     callback.on_step_end(arguments, None, None)
     assert run.ran["batch_size"] == 8
     assert run.samples_beside(callback.asked_samples) == samples
     run.turns.batch_size = samples
     run.write_facts()
+    facts = [json.loads(line) for line in next(tmp_path.glob("worker*.jsonl")).read_text().splitlines()]
+    assert facts[-1]["planned_steps"] == 1000, "the screen shows how far the training has come"
     assert run.ran["batch_size"] == 8
 
 

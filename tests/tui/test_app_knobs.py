@@ -38,6 +38,23 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         assert app.knobs["strategy"] == "single", "space goes on at the first value"
 
 
+async def test_knobs_that_do_nothing_on_this_machine_stand_in_one_line(home: Home) -> None:
+    async with running(home, a_snapshot(None), size=FULL, preset="tiny-llama") as (app, pilot):
+        panel = app.main.query_one(KnobPanel)
+        await pilot.until("do nothing here (/): pin_memory, p2p, watch")
+        assert not {"pin_memory", "p2p", "watch"} & set(panel.listed)
+        await pilot.press("slash", *"watch", "enter")
+        assert "watch" in panel.listed, "the filter looks through all knobs"
+        await pilot.press("escape")
+        assert "watch" not in panel.listed
+        app.session.set_next_run(app.session.next_run.with_value("pin_memory", "on"))
+        assert "•pin_memory" in await pilot.until("do nothing here (/): p2p, watch")
+        panel.show_refusal(UserError("not here", key="p2p"))
+        await pilot.pause()
+        assert "▸ p2p" in app.text
+        assert "do nothing here" not in app.text
+
+
 async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) -> None:
     async with running(home, a_snapshot(None), size=FULL, preset="tiny-llama") as (app, pilot):
         for name, refused in (

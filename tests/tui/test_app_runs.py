@@ -10,7 +10,9 @@ from still import Lock, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
-from trainfast_tui.control.run_control import compared_with_previous
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.control.messages import RunStarted
+from trainfast_tui.control.run_control import RunControl, compared_with_previous
 from trainfast_tui.panels import sorted_table
 from trainfast_tui.panels.sorted_table import sorted_rows
 from trainfast_tui.screens import runs
@@ -57,6 +59,45 @@ async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
         assert f"A  {SECOND}" in await pilot.press("x")
         await pilot.press("escape")
         await pilot.until("2 runs")
+
+
+async def test_a_runs_both_settings_in_turn_and_shows_their_verdict(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories, asked = two_runs(home), []
+
+    def start(control: RunControl, spec: RunSpec, run_to_stop: Path | None) -> RunStarted:
+        asked.append(spec.knobs["batch_size"])
+        run_id = f"20261121-06000{len(asked)}-tiny-llama-aaaa"
+        step_ms = {8: 480.0, 16: 500.0}[asked[-1]] + len(asked)
+        return RunStarted(a_run(home, run_id, knobs={"batch_size": asked[-1]}, step_ms=step_ms))
+
+    monkeypatch.setattr(RunControl, "_start", start)
+    async with running(home, a_snapshot(directories[1]), size=(120, 40)) as (app, pilot):
+        await pilot.press("c")
+        assert "a run A B A B" in await pilot.until("compare ─")
+        await pilot.press("a")
+        text = await pilot.until(" and 20261121-060003-tiny-llama-aaaa")
+        assert asked == [8, 16, 8, 16]
+        has(text, "B has 91.7 %", "more throughput than A (95 % CI: +", "batch_size 8 -> 16")
+        assert app.session.run_control.turn_words == ""
+        await pilot.press("escape")
+        app.session.compare_with_previous("20261121-060004-tiny-llama-aaaa")
+        await pilot.until(" and 20261121-060003-tiny-llama-aaaa")
+
+
+async def test_runs_in_turn_end_with_a_run_that_does_not_finish(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = two_runs(home)
+
+    def start(control: RunControl, spec: RunSpec, run_to_stop: Path | None) -> RunStarted:
+        return RunStarted(a_run(home, "20261121-060001-tiny-llama-aaaa", state="stopped"))
+
+    monkeypatch.setattr(RunControl, "_start", start)
+    async with running(home, a_snapshot(directories[1]), size=(120, 40)) as (_, pilot):
+        await pilot.press("c")
+        await pilot.until("compare ─")
+        await pilot.press("a")
+        await pilot.until("A B A B 1/4 stopped: the runs in turn end without a verdict")
 
 
 async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) -> None:

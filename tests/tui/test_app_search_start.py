@@ -201,3 +201,18 @@ async def test_b_pressed_before_anything_is_known_opens_no_search(home: Home) ->
     async with running(home, size=SMALL) as (app, pilot):
         assert "Looking for a live search; press b again." in await pilot.press("b")
         assert app.screen is app.main
+
+
+async def test_the_limit_is_set_where_the_search_is_asked_for(home: Home, starts: Starts) -> None:
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.show_search(None)
+        text = await pilot.press("b")
+        has(text, "l limit  No memory_limit", "l limit")
+        await pilot.press("l", *"much", "enter")
+        await pilot.until("memory_limit")
+        await pilot.press("ctrl+u", *"1g", "enter")
+        await pilot.until("l limit  memory_limit=1GiB")
+        assert app.knobs["memory_limit"] == "1GiB"
+        await pilot.press("enter")
+        await pilot.until_true(lambda: starts.asked, "the start")
+        assert starts.asked[0].spec.knobs["memory_limit"] == "1GiB"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
+from recorded import ANSWER, CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.batch_journal import BatchStep, Predicted, RankPeaks
 from trainfast_runner.search.journal import Resumed, Waiting
-from trainfast_tui.screens.batch import batch_page
+from trainfast_tui.screens.batch import batch_page, offers
 from trainfast_tui.text.format import line_text
 from trainfast_tui.text.search_states import state_words
 
@@ -62,3 +62,14 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
     assert "confirmed in a fresh process with batches up to 48 wide" in state_words(search)
     text = "\n".join(map(line_text, batch_page(search, START_NS, 120, 0).foot))
     assert "a wider batch needs more memory" in text
+
+
+def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(home: Home) -> None:
+    *tried, ended = answered()
+    ranked = replace(ANSWER, samples_per_s=14.8)
+    found = []
+    for number, answer in enumerate((ANSWER, ranked, replace(ranked, fastest_batch=None))):
+        lines = [*tried, replace(ended, answer=answer)]
+        offered = offers(seen(a_search(Home(home.path / str(number)).create(), lines)))
+        found.append([(offer.knob_texts, offer.reason) for offer in offered if offer.label == "flat from"])
+    assert found == [[], [((("batch_size", "8"),), "as fast as 42, with 734 MiB to spare")], []], "none on a CPU"

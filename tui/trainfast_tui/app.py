@@ -15,18 +15,7 @@ from textual.screen import Screen
 
 from trainfast_runner import units
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.messages import (
-    Changes,
-    Message,
-    NextRunPredicted,
-    OomExplained,
-    RunRefused,
-    RunsCompared,
-    SearchRefused,
-    SnapshotTaken,
-    TerminalLost,
-    ThreadFailed,
-)
+from trainfast_tui.control import messages
 from trainfast_tui.live.reader import Pacer
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.panels.header_footer import Footer
@@ -51,7 +40,7 @@ class TrainfastApp(TerminalApp):
         session.listener, session.on_change = self.post, self.show_changes
         self._pacer = Pacer()
 
-    def post(self, content: Message) -> None:
+    def post(self, content: messages.Message) -> None:
         """Bring a message of the session into the event loop; from any thread."""
         self.post_message(PostedMessage(content))
 
@@ -94,33 +83,33 @@ class TrainfastApp(TerminalApp):
             return  # the screens are gone
         self.show_changes(self.session.receive(message.content))
         match message.content:
-            case SnapshotTaken():
+            case messages.SnapshotTaken():
                 self._show_snapshot(message.content)
             # Textual repaints the whole of a screen for a change of the one below it, which shows its newest on top.
-            case NextRunPredicted() if self.visible_screen is self.main:
+            case messages.NextRunPredicted() if self.visible_screen is self.main:
                 self.main.show_predictions()
-            case OomExplained() if self.visible_screen is self.main and self.session.snapshot is not None:
+            case messages.OomExplained() if self.visible_screen is self.main and self.session.snapshot is not None:
                 self.main.show_snapshot(self.session.snapshot)
-            case RunRefused(error):
+            case messages.RunRefused(error):
                 self.main.show_refusal(error)
                 if self.visible_screen is not self.main:
                     # A search screen's own refusals are those of its search.
                     words = f"The run was refused: {error.line_without_option()}"
                     self.visible_screen.notify(words, severity="error")
-            case SearchRefused(error, kind):
+            case messages.SearchRefused(error, kind):
                 self._screen_of(kind).show_refusal(error)
-            case RunsCompared(a, b):
+            case messages.RunsCompared() as compared:
                 from trainfast_tui.screens.compare import CompareScreen
 
                 # A second or a late answer covers no other screen or dialog.
                 if isinstance(self.screen, AppScreen) and self.screen.OPENS_COMPARISONS:
-                    self.push_screen(CompareScreen(self.session, a, b))
-            case ThreadFailed(error):
+                    self.push_screen(CompareScreen(self.session, compared))
+            case messages.ThreadFailed(error):
                 raise error
-            case TerminalLost():
+            case messages.TerminalLost():
                 self.exit(0)
 
-    def show_changes(self, changes: Changes) -> None:
+    def show_changes(self, changes: messages.Changes) -> None:
         """Repaint what the session has changed."""
         if changes.next_run:
             self.main.show_next_run(changes.knob)
@@ -137,13 +126,13 @@ class TrainfastApp(TerminalApp):
         screens = [screen for screen in self.screen_stack if isinstance(screen, AppScreen)]
         return next((screen for screen in screens if kind == screen.SCOPE), self.main)
 
-    def _show_snapshot(self, message: SnapshotTaken) -> None:
+    def _show_snapshot(self, message: messages.SnapshotTaken) -> None:
         snapshot, late_s = message.snapshot, (time.monotonic_ns() - message.posted_ns) / 1e9
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # A screen has no widgets while it is opened or left.
         if self.visible_screen.children and self.main.is_ready:
-            badge = self.session.searches.badge(snapshot.taken_ns)
+            badge = self.session.searches.badge(snapshot.taken_ns) or self.session.run_control.turn_words
             self.visible_screen.query_one(Footer).show_state(badge, self._pacer.words)
             self.visible_screen.show_snapshot(snapshot)
 
@@ -187,7 +176,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     if preset is not None and session.refusal is not None:
         raise session.refusal
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
-    watch_for_hangup(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
+    watch_for_hangup(sys.stdin.fileno(), lambda: session.post(messages.TerminalLost()))
     app.run(mouse=mouse)
     for line in farewell_lines(session):
         print(units.plain(line))
@@ -209,6 +198,8 @@ def farewell_lines(session: Session) -> Iterator[str]:
             yield f"{run_id} goes on without this screen."
             # A line for the command: a terminal of 80 columns would break the id.
             yield from ("Come back with: trainfast-tui", "Follow it with:", f"trainfast-tui attach {run_id}")
+    if session.run_control.turn_words:
+        yield "The runs in turn end with this screen: no other is started."
     if session.run_control.is_waiting:
         yield "The run that waited was not started."
     elif session.run_control.pending.is_pending:

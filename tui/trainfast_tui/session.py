@@ -253,7 +253,11 @@ class Session:
         start_thread("compare", partial(compared_runs, self.home, a, b), self.post)
 
     def compare_with_previous(self, run_id: str) -> None:
-        """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
+        """Compare a run with those it ran in turn with, else with the one before or after it: posts RunsCompared."""
+        ran_in_turn = self.run_control.ran_in_turn
+        if ran_in_turn is not None and run_id == ran_in_turn.b.run_id:
+            self.post(ran_in_turn)
+            return
         start_thread("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
     def update_background_work(self) -> None:

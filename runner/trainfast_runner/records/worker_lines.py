@@ -79,6 +79,8 @@ class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
     framework: str | None = None
     hooks: list[str] | None = None
     samples_from: str | None = None
+    planned_steps: Count | None = None
+    """The steps of the whole training by its framework; None if that does not know them."""
     unknown: dict[str, str] | None = None
     ran: dict[str, Any] | None = None
     suppressed: list[str] | None = None

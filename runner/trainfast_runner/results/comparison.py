@@ -156,15 +156,16 @@ class Comparison:
 
     @property
     def shown_rows(self) -> list[ComparisonRow]:
-        """The rows with a figure, without phases that take less than `FOLDED_SHARE` of both steps."""
+        """The rows with a figure, each once, without phases that take less than `FOLDED_SHARE` of both steps."""
         step = next(row for row in self.rows if row.label == "step")
         least = [FOLDED_SHARE * (value or 0.0) for value in (step.a, step.b)]
-        return [
-            row
-            for row in self.rows
-            if (row.a is not None or row.b is not None)
-            and not (row.label.startswith(PHASE) and (row.a or 0.0) < least[0] and (row.b or 0.0) < least[1])
-        ]
+        shown: dict[tuple[str, float | None, float | None], ComparisonRow] = {}
+        for row in self.rows:
+            is_folded = row.label.startswith(PHASE) and (row.a or 0.0) < least[0] and (row.b or 0.0) < least[1]
+            if (row.a is not None or row.b is not None) and not is_folded:
+                # On a CPU all reserved memory is allocated.
+                shown.setdefault((row.unit, row.a, row.b), row)
+        return [*shown.values()]
 
 
 def compare(a: Result, b: Result) -> Comparison:
@@ -173,6 +174,40 @@ def compare(a: Result, b: Result) -> Comparison:
     found = list(_doubts(a, b, conditions))
     rows = list(_rows(a, b, DOUBTFUL if found else None))
     return Comparison(a.run_id, b.run_id, _differing_settings(a, b), rows, list(_notes(a, b)), conditions, found)
+
+
+def pooled(pairs: Sequence[Comparison]) -> Comparison:
+    """Return the comparison of two settings that ran in turn (A B A B), of one comparison for each pair of runs.
+
+    Figures are means over the pairs. What ranks is judged by its spread among the runs of one setting, which holds what
+    the conditions did, so that no doubt is left. One pair is returned as it is.
+    """
+    *earlier, last = pairs
+    if not earlier:
+        return last
+    by_label = [{row.label: row for row in pair.rows} for pair in pairs]
+    rows = [_pooled_row([rows.get(row.label, row) for rows in by_label]) for row in last.rows]
+    return replace(last, rows=rows, doubts=[])
+
+
+def _pooled_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:
+    last = rows[-1]
+    sides = [
+        [figure for figure in side if figure is not None] for side in ([row.a for row in rows], [row.b for row in rows])
+    ]
+    if min(map(len, sides)) < len(rows):
+        return last
+    a, b = map(statistics.fmean, sides)
+    row = replace(last, a=a, b=b, delta=b - a, percent=100 * (b - a) / abs(a) if a else None)
+    is_judged = last.interval_percent is not None or any(pair.verdict == DOUBTFUL for pair in rows)
+    interval = repeated_interval(*sides) if is_judged else None
+    if interval is None:
+        return row
+    verdict = row.verdict
+    if verdict in (BETTER, WORSE, DOUBTFUL, NOISE):
+        more_is_better = row.unit.endswith("/s")
+        verdict = NOISE if interval[0] <= 0 <= interval[1] else BETTER if (b > a) == more_is_better else WORSE
+    return replace(row, verdict=verdict, interval_percent=interval)
 
 
 def _doubts(a: Result, b: Result, conditions: Sequence[ConditionRow]) -> Iterator[Doubt]:
@@ -282,32 +317,31 @@ def _row(
 def _notes(a: Result, b: Result) -> Iterator[str]:
     if a.preset != b.preset or a.variant != b.variant:
         yield f"different presets: {a.name} and {b.name}"
-    for result in (a, b):
+    for letter, result in (("A", a), ("B", b)):
         if result.role == PROBE:
             tried = ", ".join(map(str, result.tried)) or "none recorded"
-            yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+            yield f"{letter} is a search's probe, which tried one batch_size after another: {tried}"
         elif result.role in WARM_ROLES:
-            yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
+            yield f"{letter} tried {len(result.tried)} settings for a search, one after another"
         if result.state != "finished":
-            yield f"{result.run_id} ended {state_text(result.state)}: {result.reason}"
+            yield f"{letter} ended {state_text(result.state)}: {result.reason}"
         if result.synthetic_data:
-            yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
+            yield f"{letter} trained on synthetic data: its loss is meaningless"
         if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
-            yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
-        for qualification in qualifications(result):
-            yield f"{'A' if result is a else 'B'} {qualification}"
+            yield f"the energy of {letter} is that of {watched}, which it does not use"
+        yield from (f"{letter} {qualification}" for qualification in qualifications(result))
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
     if all(name in NOT_OF_A_STEP for name, _, _ in _differing_settings(a, b)) and unlike_work_verdict(a, b) is None:
-        yield from _pay_back(a, b)
-        yield from _pay_back(b, a)
+        yield from _pay_back("A", a, b)
+        yield from _pay_back("B", b, a)
 
 
 NOT_OF_A_STEP = ("compile", "steps", "timing_warmup", "watch")
 """Knobs that change the compilation or the measurement, not the work of a step."""
 
 
-def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
+def _pay_back(letter: str, compiled: Result, other: Result) -> Iterator[str]:
     """Yield the steps after which compiling has paid for itself beside a run of the same work with compile=off."""
     compiled_ms, other_ms, cost = compiled.step_ms.p50, other.step_ms.p50, compiled.compile
     if cost is None or cost.cold_seconds is None or other.compile is not None or not compiled_ms or not other_ms:
@@ -317,7 +351,7 @@ def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
     if abs(saved_ms) <= noise_ms or compiled.measured_under or other.measured_under:
         return
     steps = f"after {1000 * cost.cold_seconds / saved_ms:,.0f} steps" if saved_ms > 0 else "never"
-    yield f"compiling took {compiled.run_id} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
+    yield f"compiling took {letter} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
 
 
 # Verdicts on a step whose work differs: it is neither better nor worse for taking longer.
@@ -392,6 +426,20 @@ def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]
         return None
     mean_log, freedom = statistics.fmean(logs), len(logs) - 1
     half_width = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return 100 * math.expm1(mean_log - half_width), 100 * math.expm1(mean_log + half_width)
+
+
+def repeated_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
+    """95 % confidence interval of the difference in percent of A, by the spread among the runs of each setting.
+
+    None without two positive figures of each.
+    """
+    if min(len(a), len(b)) < 2 or min(*a, *b) <= 0:
+        return None
+    logs, freedom = [[math.log(figure) for figure in side] for side in (a, b)], len(a) + len(b) - 2
+    mean_log = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    variance = sum((len(side) - 1) * statistics.variance(side) for side in logs) / freedom
+    half_width = student_95(freedom) * math.sqrt(variance * (1 / len(a) + 1 / len(b)))
     return 100 * math.expm1(mean_log - half_width), 100 * math.expm1(mean_log + half_width)
 
 

@@ -14,28 +14,7 @@ from trainfast_runner.errors import highest
 from trainfast_runner.machine.calibration import peak_of
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import explain_records
-from trainfast_runner.records.result import (
-    LOSSES_IN_A_MEAN,
-    STRICT_SPEED,
-    CompileCost,
-    Cpu,
-    Energy,
-    Flops,
-    Losses,
-    LossScaling,
-    MemoryFigures,
-    RecordedOutage,
-    Result,
-    RunConditions,
-    Spread,
-    StepCount,
-    StepTime,
-    Throttle,
-    ThrottledDevice,
-    Throughput,
-    XidError,
-    mean_loss,
-)
+from trainfast_runner.records import result as record
 from trainfast_runner.records.run_directory import RunRecords, read_records
 from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, RunStart, Step
@@ -50,12 +29,7 @@ from trainfast_runner.records.worker_lines import (
     batch_sizes,
     newest_of_first_rank,
 )
-from trainfast_runner.results.bottleneck import (
-    MeasuredWindow,
-    diagnose,
-    measured_window_of,
-    steady_state_of,
-)
+from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, measured_window_of, steady_state_of
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import (
     ENERGY_COUNTER,
@@ -88,7 +62,7 @@ SCRIPTS_ALLOCATOR = "ordinary allocator"
 """Basis of a script's peak: resident memory above that after imports, with blocks that malloc keeps."""
 
 
-def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> record.Result:
     """`result.json` for records of any completeness; a figure that nothing supports is None.
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
@@ -115,7 +89,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=data.synthetic if data is not None else None,
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
-        steps=StepCount(measured=totals.measured, warmup=totals.warmup),
+        steps=record.StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
         step_ms=step_ms,
@@ -136,10 +110,10 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     return with_doubts(result)
 
 
-def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> record.Result:
     """The result without computed figures: the settings, the end, and unreadable records."""
     run = records.run
-    result = Result(
+    result = record.Result(
         run_id=directory.name,
         state=verdict.state,
         reason=verdict.reason,
@@ -166,48 +140,48 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
     )
 
 
-def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput, float]:
+def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Throughput, float]:
     """Rates of the steps that every rank has measured, and the samples of all of those steps."""
     ranks = [
         {step.step: step for step in steps if not step.warmup and step.step_ms > 0} for steps in records.steps.values()
     ]
     if not ranks:
-        return Throughput(), 0.0
+        return record.Throughput(), 0.0
     # Ranks that share a batch each record all of it: count it once.
     sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
     common = [[rank[number] for rank in ranks] for number in ranks[0] if all(number in rank for rank in ranks)]
 
-    def rate(count: str) -> Spread:
+    def rate(count: str) -> record.Spread:
         every = ([(getattr(step, count), step.step_ms) for step in steps] for steps in common)
         counted = [steps for steps in every if all(work is not None for work, _ in steps)]
         if not counted:
-            return Spread()
+            return record.Spread()
         mean = sum(
             sum(work for work, _ in steps) * 1000 / sum(step_ms for _, step_ms in steps)
             for steps in zip(*counted, strict=True)
         )
         differ = len({sum(work for work, _ in steps) for steps in counted}) > 1
         rates = [sum(work * 1000 / step_ms for work, step_ms in steps) / sharing for steps in counted]
-        return msgspec.structs.replace(Spread() if differ else spread(rates, median_rate), mean=mean / sharing)
+        return msgspec.structs.replace(record.Spread() if differ else spread(rates, median_rate), mean=mean / sharing)
 
     line = newest_of_first_rank(records.worker_lines, CpuLine)
-    return Throughput(
+    return record.Throughput(
         samples_per_s=rate("samples"),
         tokens_per_s=rate("tokens"),
         steps_per_s=spread((1000 / steps[0].step_ms for steps in common), median_rate),
-        measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
+        measured_under=record.STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
         predicted=records.run.predicted_speed if records.run is not None else None,
     ), sum(step.samples or 0 for steps in common for step in steps) / sharing
 
 
-def _cpu(records: RunRecords) -> Cpu | None:
+def _cpu(records: RunRecords) -> record.Cpu | None:
     run, line = records.run, newest_of_first_rank(records.worker_lines, CpuLine)
     if run is not None and run.script is not None:
-        return Cpu(allocator=SCRIPTS_ALLOCATOR, has_fp16=run.cpu_has_fp16) if run.device == "cpu" else None
+        return record.Cpu(allocator=SCRIPTS_ALLOCATOR, has_fp16=run.cpu_has_fp16) if run.device == "cpu" else None
     if line is None:
         return None
     launch = (run.threads if run is not None else None) or LaunchThreads()
-    return Cpu(
+    return record.Cpu(
         **{name: getattr(line, name) for name in ("allocator", "thresholds", "threads", "wait_policy")},
         wait_policy_reason=launch.reason,
         others_cores=launch.others_cores,
@@ -227,13 +201,13 @@ def _no_peak_reason(records: RunRecords) -> str | None:
     return None
 
 
-def _step_time(measured_steps: list[Step]) -> StepTime:
+def _step_time(measured_steps: list[Step]) -> record.StepTime:
     times_ms = [step.step_ms for step in measured_steps]
     phases = {
         name: spread(value for step in measured_steps if (value := getattr(step, f"{name}_ms")) is not None)
         for name in STEP_PHASES
     }
-    return StepTime(
+    return record.StepTime(
         p50=percentile(times_ms, 0.5),
         p90=percentile(times_ms, 0.9),
         p99=percentile(times_ms, 0.99),
@@ -242,22 +216,22 @@ def _step_time(measured_steps: list[Step]) -> StepTime:
     )
 
 
-def _losses(steps: list[Step], not_finite: int) -> Losses:
+def _losses(steps: list[Step], not_finite: int) -> record.Losses:
     """The first and last losses of `steps`, a share of a rank's steps of which `not_finite` had no finite loss."""
     losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
-    return Losses(
-        first=mean_loss(losses[:LOSSES_IN_A_MEAN]),
-        last=mean_loss(losses[-LOSSES_IN_A_MEAN:]),
+    return record.Losses(
+        first=record.mean_loss(losses[: record.LOSSES_IN_A_MEAN]),
+        last=record.mean_loss(losses[-record.LOSSES_IN_A_MEAN :]),
         not_finite=not_finite,
-        recorded=min(len(losses), 2 * LOSSES_IN_A_MEAN),
+        recorded=min(len(losses), 2 * record.LOSSES_IN_A_MEAN),
     )
 
 
-def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) -> Flops:
+def _flops(run: RunFile | None, ran: ActualLine | None, throughput: record.Throughput) -> record.Flops:
     """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
     rate = throughput.samples_per_s.typical
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
-        return Flops()
+        return record.Flops()
     tera_samples_per_s = rate / run.devices_used / 1e12
     model_tflops = ran.model_flops_per_sample * tera_samples_per_s
     hardware_tflops = model_tflops + (ran.recomputed_flops_per_sample or 0.0) * tera_samples_per_s
@@ -275,7 +249,7 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) 
         return tflops / peak if peak else None
 
     notebook_flops = ran.notebook_flops_per_sample
-    return Flops(
+    return record.Flops(
         model_tflops_per_device=model_tflops,
         mfu=share_of(peak_tflops, model_tflops),
         hfu=share_of(peak_tflops, hardware_tflops),
@@ -287,10 +261,10 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) 
     )
 
 
-def _memory(records: RunRecords) -> MemoryFigures:
+def _memory(records: RunRecords) -> record.MemoryFigures:
     """Peaks of the worst rank, warm-up steps included: a CPU run measures its memory in these alone."""
     totals = [records.totals(rank) for rank in records.steps]
-    return MemoryFigures(
+    return record.MemoryFigures(
         peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
         peak_reserved_bytes=highest(rank.peak_reserved_bytes for rank in totals),
         device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
@@ -301,13 +275,13 @@ def _memory(records: RunRecords) -> MemoryFigures:
     )
 
 
-def _loss_scaling(records: RunRecords) -> LossScaling | None:
+def _loss_scaling(records: RunRecords) -> record.LossScaling | None:
     """The loss scale, alike on every rank; None when the loss was not scaled."""
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None
     skipped = sum(isinstance(line, OverflowLine) for line in records.worker_lines.get(0, []))
-    return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
+    return record.LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
 def _conditions(
@@ -316,10 +290,10 @@ def _conditions(
     measured_window: MeasuredWindow | None,
     join: StepJoin,
     window: Window | None,
-) -> RunConditions:
+) -> record.RunConditions:
     run = records.run
     if run is None:
-        return RunConditions(clean=False)
+        return record.RunConditions(clean=False)
     first_samples = [(uuid, samples[0][1]) for uuid, samples in records.device_samples.items()]
     first_temperature_c = highest(sample.temperature_c for uuid, sample in first_samples if uuid in run.watch_uuids)
     lost = any(event.kind == "gpu_lost" for event in records.events)
@@ -331,7 +305,7 @@ def _conditions(
         others_percent, measured_from_c = measured_window.others_cpu_percent, hottest_c(measured_window.devices)
     outages = [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()]
     xid_events = [event for event in records.events if event.kind == "xid"]
-    return RunConditions(
+    return record.RunConditions(
         **msgspec.structs.asdict(steady_state_of(run, measured_steps, records.device_samples)),
         start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
@@ -341,25 +315,25 @@ def _conditions(
         clean=run.clean and not foreign and not lost and (others_percent or 0.0) < OTHERS_CPU_PERCENT,
         started_clean=run.clean,
         outages=outages,
-        xid_errors=[XidError(device=event.device, detail=event.detail) for event in xid_events],
+        xid_errors=[record.XidError(device=event.device, detail=event.detail) for event in xid_events],
     )
 
 
 def _window_energy(
     join: StepJoin, devices: Sequence[DeviceConditions], window: Window | None, trained_samples: float, steps: int
-) -> Energy:
+) -> record.Energy:
     """Energy summed over the `devices` of the window; no figure if one device's energy is unknown or doubtful."""
     if window is None:
-        return Energy()
+        return record.Energy()
     for track in join.tracks.values():
         if track.times and sum(window.begin_ns <= t_ns <= window.end_ns for t_ns in track.times) < MIN_SAMPLES:
-            return Energy()
+            return record.Energy()
     doubts = (f"GPU {device.index}: {device.energy_reason}" for device in devices if device.energy_reason is not None)
     joules = total_joules(devices)
     if joules is None:
-        return Energy(reason=next(doubts, None))
+        return record.Energy(reason=next(doubts, None))
     is_integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
-    return Energy(
+    return record.Energy(
         joules=joules,
         joules_per_sample=joules / trained_samples if trained_samples else None,
         joules_per_step=joules / steps if steps else None,
@@ -367,12 +341,14 @@ def _window_energy(
     )
 
 
-def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None) -> Throttle:
+def window_throttle(
+    devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None
+) -> record.Throttle:
     """Throttled shares of the window, for each device and the worst, beside a median step; None without samples."""
     if window is None:
-        return Throttle()
+        return record.Throttle()
     rows = [
-        ThrottledDevice(
+        record.ThrottledDevice(
             index=device.index,
             uuid=device.uuid,
             **{f"{name}_fraction": quotient(ms, window.ms) for name, ms in device.throttled_ms.items()},
@@ -388,17 +364,17 @@ def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, 
         for device in devices
     ]
     names = (*(f"{cause.name}_fraction" for cause in CAUSES), "clock_loss_fraction")
-    return Throttle(**{name: highest(getattr(row, name) for row in rows) for name in names}, devices=rows)
+    return record.Throttle(**{name: highest(getattr(row, name) for row in rows) for name in names}, devices=rows)
 
 
-def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
+def _outage_row(index: int | None, outage: Outage, window: Window | None) -> record.RecordedOutage:
     """A time in which a watched GPU that had answered gave no reading."""
     share = 0.0
     if window is not None:
         covered_ns = min(outage.end_ns, window.end_ns) - max(outage.silent_ns, window.begin_ns)
         share = max(0, covered_ns) / (window.end_ns - window.begin_ns)
     seconds = (outage.end_ns - outage.silent_ns) / 1e9
-    return RecordedOutage(device=index, seconds=seconds, back=outage.back, measured_fraction=share)
+    return record.RecordedOutage(device=index, seconds=seconds, back=outage.back, measured_fraction=share)
 
 
 def read_joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
@@ -442,7 +418,7 @@ def read_start_s(directory: Path) -> float:
     return max(0.0, until_steady_s - len(warmup) * statistics.median(measured_ms) / 1e3)
 
 
-def _compile_cost(records: RunRecords) -> CompileCost | None:
+def _compile_cost(records: RunRecords) -> record.CompileCost | None:
     """The time by which the steps that compiled something exceed steady steps, on the first rank.
 
     None for a run with compile=off, for a script, whose records do not mark compiling, and without a measured step.
@@ -452,7 +428,7 @@ def _compile_cost(records: RunRecords) -> CompileCost | None:
     if run is None or run.script is not None or run.knobs.get("compile", "off") == "off" or not measured_ms:
         return None
     steady_ms = statistics.median(measured_ms)
-    return CompileCost(cold_seconds=sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000)
+    return record.CompileCost(cold_seconds=sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000)
 
 
 def _start(records: RunRecords) -> RunStart | None:

@@ -14,17 +14,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records import run_file
 from trainfast_runner.records.json_lines import open_regular, read_regular
-from trainfast_runner.records.run_file import (
-    ACCELERATE_MODULES,
-    PROGRAM_OPTION,
-    PYTHON,
-    PYTHON_LETTERS,
-    TORCHRUN_MODULES,
-    program_index,
-    script_index,
-    script_name,
-)
 
 DISTRIBUTED_OPTIONS = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile"}
 DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
@@ -81,12 +72,12 @@ def _accelerate_config(path: str | None, cwd: str, is_on_cpu: bool) -> dict[str,
 
 
 LAUNCHERS = {
-    "torchrun": TORCHRUN_MODULES[0],
-    "accelerate": ACCELERATE_MODULES[0],
-    "accelerate-launch": ACCELERATE_MODULES[1],
+    "torchrun": run_file.TORCHRUN_MODULES[0],
+    "accelerate": run_file.ACCELERATE_MODULES[0],
+    "accelerate-launch": run_file.ACCELERATE_MODULES[1],
 }
 """Modules of the launchers' console scripts."""
-ISOLATING_OPTION = re.compile(rf"-{PYTHON_LETTERS}[IE]")
+ISOLATING_OPTION = re.compile(rf"-{run_file.PYTHON_LETTERS}[IE]")
 """The start of an option of Python that makes it ignore PYTHONPATH: `-I`, `-E`, also joined with others."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 EACH_DEVICE, EACH_CORE = ("gpu", "auto", "xpu"), "cpu"
@@ -94,7 +85,7 @@ EACH_DEVICE, EACH_CORE = ("gpu", "auto", "xpu"), "cpu"
 COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED = "deepspeed"
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
-TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
+TORCHRUN = ("-m", run_file.TORCHRUN_MODULES[0], "--standalone")
 """Words after the interpreter that start the ranks of a `deepspeed` command."""
 MAX_PROCESSES = 1024
 """Chosen, not measured: more ranks than any one machine has."""
@@ -177,7 +168,7 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     first = Path(typed[0]).name
     if first == DEEPSPEED:
         return _deepspeed_command(typed, python, cwd)
-    if PYTHON.fullmatch(first):
+    if run_file.PYTHON.fullmatch(first):
         return _python_command(typed, python, cwd)
     module = LAUNCHERS.get(first)
     argv = (python, "-m", module) if python and module else (_command_path(typed[0], cwd),)
@@ -194,7 +185,7 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     index = _script_index_after(typed)
     return replace(
         command,
-        name=Path(script_name(typed[index])).name,
+        name=Path(run_file.script_name(typed[index])).name,
         process_count=_count(typed[:index] if index else typed),
         script=command.argv if _shebang(argv[0]) is not None else (),
     )
@@ -208,17 +199,19 @@ def _script_index_after(typed: Sequence[str]) -> int:
     if file := next((index for index, word in enumerate(typed) if index and word.endswith(".py")), 0):
         return file
     names = [Path(word).name for word in typed]
-    start = next((index for index, name in enumerate(names) if PYTHON.fullmatch(name) or name in LAUNCHERS), None)
-    index = None if start is None else script_index(typed[start:])
+    start = next(
+        (index for index, name in enumerate(names) if run_file.PYTHON.fullmatch(name) or name in LAUNCHERS), None
+    )
+    index = None if start is None else run_file.script_index(typed[start:])
     return 0 if start is None or index is None else start + index
 
 
 def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """A Python with a script, a module or `-c`; a module may be a launcher's."""
     interpreter = python or _command_path(typed[0], cwd)
-    index = program_index(typed)
+    index = run_file.program_index(typed)
     words = list(typed[index:])
-    if words and (option := PROGRAM_OPTION.fullmatch(words[0])) is not None:
+    if words and (option := run_file.PROGRAM_OPTION.fullmatch(words[0])) is not None:
         # `-umMODULE` is `-m MODULE`, and `-cTEXT` is `-c TEXT`.
         words[:1] = [f"-{option[1]}", *filter(None, [option[2]])]
     if not words or words in (["-m"], ["-c"]):
@@ -232,7 +225,7 @@ def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> Scrip
         isolated=any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1]),
         script=() if words[0] == "-c" else tuple(words),
     )
-    if words[0] == "-m" and words[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES):
+    if words[0] == "-m" and words[1] in (*run_file.TORCHRUN_MODULES, *run_file.ACCELERATE_MODULES):
         return _launched(command, words[1], words[2:], cwd)
     if words[0] not in ("-m", "-c"):
         _refuse_missing(words[0], cwd)
@@ -242,15 +235,15 @@ def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> Scrip
 def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: str) -> ScriptCommand:
     """The command of a launcher with the script that it starts and the ranks that its options, in `words`, ask for."""
     script: tuple[str, ...] = ()
-    if (index := script_index(words)) is not None:
+    if (index := run_file.script_index(words)) is not None:
         script = tuple(words[index:])
         if script[0].endswith(".py"):
             _refuse_missing(script[0], cwd)
         else:
-            script = ("-m", script_name(script[0]), *script[1:])
+            script = ("-m", run_file.script_name(script[0]), *script[1:])
     options = words[: len(words) - len(script)]
     command = replace(command, name=_name_of(script) or command.name, script=script, launched=True)
-    if module in ACCELERATE_MODULES:
+    if module in run_file.ACCELERATE_MODULES:
         return replace(command, process_count=None, accelerate=_accelerate_launch(options, cwd))
     return replace(command, process_count=_count(options))
 
@@ -369,4 +362,4 @@ def _shebang(path: str) -> str | None:
         return None
     # `/usr/bin/env python`
     word = os.fsdecode(words[1] if words[0].endswith(b"/env") and len(words) > 1 else words[0])
-    return shutil.which(word) if PYTHON.fullmatch(os.path.basename(word)) else None
+    return shutil.which(word) if run_file.PYTHON.fullmatch(os.path.basename(word)) else None

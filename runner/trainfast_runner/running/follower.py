@@ -19,33 +19,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from trainfast_runner.errors import highest
+from trainfast_runner.records import run_directory, worker_lines
 from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, RecordTail
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail, open_regular
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState, mean_loss
-from trainfast_runner.records.run_directory import (
-    END_STATES,
-    EVENTS_FILE,
-    TELEMETRY_FILE,
-    is_alive,
-    is_listed,
-    rank_files,
-    read_result,
-    read_run_file,
-)
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.records.worker_lines import (
-    ActualLine,
-    DataLine,
-    ExceptionLine,
-    InvalidLine,
-    PhaseLine,
-    WorkerLine,
-    WorkerTail,
-    read_knobs_tried,
-)
 from trainfast_runner.results.bottleneck import LiveDiagnosis
 from trainfast_runner.results.device_conditions import StepConditions, StepJoin
 from trainfast_runner.running.present_state import StateEvents, run_state
@@ -145,9 +126,11 @@ class RunSnapshot:
     phase: str = ""
     detail: str = ""
     synthetic: bool | None = None
-    actual: ActualLine | None = None
+    planned_steps: int | None = None
+    """The steps of the whole training that a script's framework knows of."""
+    actual: worker_lines.ActualLine | None = None
     """The settings that really ran, as rank 0 read them from the live objects."""
-    error: ExceptionLine | InvalidLine | None = None
+    error: worker_lines.ExceptionLine | worker_lines.InvalidLine | None = None
     """The first failure that a rank recorded."""
     log: tuple[str, ...] = ()
     unreadable_lines: int = 0
@@ -169,7 +152,7 @@ class RunSnapshot:
     @property
     def is_live(self) -> bool:
         """True if anything of the run may still be running."""
-        return self.state not in END_STATES
+        return self.state not in run_directory.END_STATES
 
     @property
     def trains_on_cpu(self) -> bool:
@@ -216,12 +199,12 @@ class Follower:
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
         self._step_files: dict[int, FollowedFile[Step]] = {}
-        self._line_files: dict[int, FollowedFile[WorkerLine]] = {}
+        self._line_files: dict[int, FollowedFile[worker_lines.WorkerLine]] = {}
         self._first_losses: list[float] = []
         self._ticks = FollowedFile(
-            RecordTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
+            RecordTail(directory / run_directory.TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
-        self._events = FollowedFile(Tail(directory / EVENTS_FILE, Event), EVENTS_KEPT)
+        self._events = FollowedFile(Tail(directory / run_directory.EVENTS_FILE, Event), EVENTS_KEPT)
         self._state_events = StateEvents(directory)
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
@@ -237,11 +220,13 @@ class Follower:
         if self._has_ended:
             return self._snapshot
         if self._snapshot.run_file is None:
-            self._snapshot = dataclasses.replace(self._snapshot, run_file=read_run_file(self.directory))
+            self._snapshot = dataclasses.replace(self._snapshot, run_file=run_directory.read_run_file(self.directory))
         # First the lock, then the state: the files read afterwards are at least as new as both.
-        alive = is_alive(self.directory)
+        alive = run_directory.is_alive(self.directory)
         state = run_state(self.directory, self._snapshot.run_file, self._state_events)
-        result = recover_result(self.directory) if state.ended and not alive else read_result(self.directory)
+        result = (
+            recover_result(self.directory) if state.ended and not alive else run_directory.read_result(self.directory)
+        )
         grew = self._read()
         # The supervisor records the end before it writes the result: while it lives, the result may still come.
         self._has_ended = (result is not None or (state.ended and not alive)) and not grew
@@ -265,18 +250,18 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(read_knobs_tried(self.directory / CONTROL_FILE, previous.run_file)),
+            tried=tuple(worker_lines.read_knobs_tried(self.directory / CONTROL_FILE, previous.run_file)),
         )
         return self._snapshot
 
     def _read(self) -> bool:
         """Read all files; True if any gave something new."""
         grew = False
-        for rank, path in rank_files(self.directory, "steps").items():
+        for rank, path in run_directory.rank_files(self.directory, "steps").items():
             grew |= self._read_steps(rank, path)
-        for rank, path in rank_files(self.directory, "worker").items():
+        for rank, path in run_directory.rank_files(self.directory, "worker").items():
             if rank not in self._line_files:
-                self._line_files[rank] = FollowedFile(WorkerTail(path), recent_bytes=math.inf)
+                self._line_files[rank] = FollowedFile(worker_lines.WorkerTail(path), recent_bytes=math.inf)
             for line in self._line_files[rank].read():
                 self._add_line(rank, line)
                 grew = True
@@ -338,24 +323,26 @@ class Follower:
         run = self._snapshot.run_file
         return 1 if run is None else ranks_with_samples(run)
 
-    def _add_line(self, rank: int, line: WorkerLine) -> None:
+    def _add_line(self, rank: int, line: worker_lines.WorkerLine) -> None:
         snapshot = self._snapshot
         match line:
-            case ExceptionLine() | InvalidLine():
+            case worker_lines.ExceptionLine() | worker_lines.InvalidLine():
                 if snapshot.error is None:
                     error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
                     self._snapshot = dataclasses.replace(snapshot, error=error)
-            case PhaseLine() if rank == 0:
+            case worker_lines.PhaseLine() if rank == 0:
                 self._snapshot = dataclasses.replace(snapshot, phase=line.phase or "", detail=line.detail or "")
-            case DataLine() if rank == 0:
+            case worker_lines.DataLine() if rank == 0:
                 self._snapshot = dataclasses.replace(snapshot, synthetic=line.synthetic)
-            case ActualLine() if rank == 0:
+            case worker_lines.ScriptLine() if rank == 0:
+                self._snapshot = dataclasses.replace(snapshot, planned_steps=line.planned_steps)
+            case worker_lines.ActualLine() if rank == 0:
                 self._snapshot = dataclasses.replace(snapshot, actual=line)
 
 
 def newest_run(home: Home) -> Path | None:
     """The newest live run, else the newest of all, without runs of searches and unreadable ones; None without any."""
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
-    listed = filter(is_listed, chain(home.live_directories(), every))
-    runs = ((directory, read_run_file(directory)) for directory in listed)
+    listed = filter(run_directory.is_listed, chain(home.live_directories(), every))
+    runs = ((directory, run_directory.read_run_file(directory)) for directory in listed)
     return next((directory for directory, run in runs if run is None or run.role is None), None)

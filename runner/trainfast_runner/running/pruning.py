@@ -12,22 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import (
-    STAMP_CHARACTERS,
-    STAMP_FORMAT,
-    Home,
-    conductor_lock,
-    is_conducted,
-    search_directories,
-)
+from trainfast_runner.records import home as home_records
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.json_lines import BLOCK_BYTES
-from trainfast_runner.records.run_directory import (
-    RUN_FILE,
-    is_alive,
-    is_listed,
-    read_run_file,
-    unreadable_reason,
-)
 from trainfast_runner.running.present_state import BEING_MADE_S, unfinished_host
 from trainfast_runner.running.settling import remove_run
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
@@ -80,7 +67,7 @@ def seconds_of(age: str) -> float:
     )
 
 
-def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> PrunePlan:
+def plan_prune(home: home_records.Home, keep: int | None, older_than_s: float | None) -> PrunePlan:
     """Plan to delete runs and searches neither of the newest `keep` listed runs nor younger than `older_than_s`.
 
     A search and its runs stay while it is conducted, and a search while a run of it stays. Raises UserError without
@@ -92,23 +79,23 @@ def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> Prun
     kept_ids = [] if keep is None else _kept_runs(home, keep)
     older_cutoff = NEWER_THAN_ALL
     if older_than_s is not None:
-        older_cutoff = time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s)))
+        older_cutoff = time.strftime(home_records.STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s)))
     cutoff = min([older_cutoff, *kept_ids])
     """The id before which searches may be deleted; ids sort by time."""
-    every_search = search_directories(home)
-    conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
+    every_search = home_records.search_directories(home)
+    conducted_names = {directory.name for directory in every_search if home_records.is_conducted(directory)}
     runs: dict[str, int] = {}
     live_ids, needed_searches = [], set(conducted_names)
     for directory in map(home.directory, home.run_ids()):
         run_id = directory.name
         if not _is_from_launch(directory):
             continue
-        run = read_run_file(directory)
+        run = run_directory.read_run_file(directory)
         search_id = None if run is None else run.search_id
         if unfinished_host(directory, run) is not None:
             needed_searches.add(search_id or "")
             continue
-        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
+        is_live = run_directory.is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
         is_old = run_id < older_cutoff and run_id not in kept_ids
         if is_live and is_old:
             live_ids.append(run_id)
@@ -125,7 +112,7 @@ def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> Prun
     return PrunePlan(runs, searches, live_ids)
 
 
-def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
+def prune(home: home_records.Home, plan: PrunePlan) -> dict[str, int]:
     """Delete the plan's runs and searches and return those that remain by name, with their bytes.
 
     Those that came alive meanwhile remain, and those that cannot be deleted.
@@ -135,14 +122,14 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
             remove_run(home, run_id)
     searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
-        with suppress(OSError), conductor_lock(directory) as is_ours:
+        with suppress(OSError), home_records.conductor_lock(directory) as is_ours:
             if is_ours:
                 shutil.rmtree(directory)
     paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 
 
-def _kept_runs(home: Home, keep: int) -> list[str]:
+def _kept_runs(home: home_records.Home, keep: int) -> list[str]:
     """The newest `keep` runs of `runs list`, and the runs between them that it leaves out.
 
     With fewer runs than `keep` an empty id, older than every other, is among them.
@@ -150,7 +137,7 @@ def _kept_runs(home: Home, keep: int) -> list[str]:
     kept: list[str] = []
     for run_id in reversed(home.run_ids() if keep else []):
         kept.append(run_id)
-        keep -= is_listed(home.directory(run_id))
+        keep -= run_directory.is_listed(home.directory(run_id))
         if keep == 0:
             break
     return [*kept, ""] if keep else kept
@@ -166,13 +153,17 @@ def _is_from_launch(directory: Path) -> bool:
         names = os.listdir(directory)
     except OSError:
         return False
-    return (not names or RUN_FILE in names or ALIVE_LOCK_FILE in names) and unreadable_reason(directory) is None
+    return (
+        not names or run_directory.RUN_FILE in names or ALIVE_LOCK_FILE in names
+    ) and run_directory.unreadable_reason(directory) is None
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:
     """True if a launch may have made the directory just now, before its lock."""
     try:
-        began_s = calendar.timegm(time.strptime(directory.name[:STAMP_CHARACTERS], STAMP_FORMAT))
+        began_s = calendar.timegm(
+            time.strptime(directory.name[: home_records.STAMP_CHARACTERS], home_records.STAMP_FORMAT)
+        )
     except ValueError:
         return False
-    return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S
+    return not (directory / run_directory.RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

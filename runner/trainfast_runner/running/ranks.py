@@ -13,23 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
+from trainfast_runner.records import worker_lines
 from trainfast_runner.records.capped_file import CappedFile, GrowingLog
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.run_directory import NO_STEP, rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.worker_lines import (
-    EndLine,
-    ExceptionLine,
-    FinishedLine,
-    IgnoredStopLine,
-    InvalidLine,
-    PhaseLine,
-    SignalLine,
-    StartedLine,
-    TroubleLine,
-    WorkerTail,
-)
 from trainfast_runner.results.script_steps import no_step_reason
 
 
@@ -180,7 +169,7 @@ class Ranks:
     def finished_ns(self) -> int | None:
         """Time at which the last rank recorded that it had finished; None while one has not."""
         ends = [rank.end for rank in self._ranks]
-        if not all(isinstance(end, FinishedLine) for end in ends):
+        if not all(isinstance(end, worker_lines.FinishedLine) for end in ends):
             return None
         return max(end.t_ns for end in ends if end)
 
@@ -200,30 +189,35 @@ class _FollowedRank:
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
         self.number = number
         self._on_trouble = on_trouble
-        self.end: EndLine | None = None
+        self.end: worker_lines.EndLine | None = None
         self.pidfd: int | None = None
-        self._tail = WorkerTail(rank_file(directory, "worker", number))
+        self._tail = worker_lines.WorkerTail(rank_file(directory, "worker", number))
         self._identity: Identity | None = None
         self.ignored_stop = False
 
     @property
     def failed(self) -> bool:
-        return isinstance(self.end, ExceptionLine | InvalidLine)
+        return isinstance(self.end, worker_lines.ExceptionLine | worker_lines.InvalidLine)
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""
         begins_training = False
         for line in self._tail.new():
             match line:
-                case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
+                case worker_lines.StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
                     self._begin(Identity(pid, start_ticks))
-                case FinishedLine() | ExceptionLine() | InvalidLine() | SignalLine():
+                case (
+                    worker_lines.FinishedLine()
+                    | worker_lines.ExceptionLine()
+                    | worker_lines.InvalidLine()
+                    | worker_lines.SignalLine()
+                ):
                     self.end = line
-                case TroubleLine():
+                case worker_lines.TroubleLine():
                     self._on_trouble(self.number, line.detail or "")
-                case IgnoredStopLine():
+                case worker_lines.IgnoredStopLine():
                     self.ignored_stop = True
-                case PhaseLine(phase="train"):
+                case worker_lines.PhaseLine(phase="train"):
                     begins_training = True
         return begins_training
 

@@ -104,9 +104,7 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
     takes = dict.fromkeys((*LAUNCH_KNOBS, *FRAMEWORK_KNOBS, *preset.flag_words))
     for name in knobs:
         if name not in takes:
-            raise UserError(
-                f"{name} has no place in a script: name its flag in [script.knobs]", key=name, allowed=takes
-            )
+            raise UserError(f"{name} has no place in a script: map its flag in a preset", key=name, allowed=takes)
     if "memory_limit" in knobs and not trial:
         raise UserError(
             "memory_limit is for the trials of a search: a run of a script changes only the settings asked for",

@@ -21,25 +21,11 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Appender, write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import (
-    EVENTS_FILE,
-    EXIT_CODES,
-    RESULT_FILE,
-    RunRecords,
-    is_alive,
-    open_lock,
-    read_events,
-    read_records,
-    read_result,
-    read_run_file,
-    read_worker_lines,
-    try_exclusive_lock,
-    unreadable_reason,
-)
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
@@ -86,25 +72,25 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
     return result
 
 
-def _read_records_or_note_trouble(directory: Path) -> RunRecords:
+def _read_records_or_note_trouble(directory: Path) -> run_directory.RunRecords:
     """The records of a run; if reading them fails, the ranks' and the supervisor's lines alone, and a trouble."""
     try:
-        return read_records(directory)
+        return run_directory.read_records(directory)
     except Exception as error:
-        records = RunRecords(run=read_run_file(directory))
+        records = run_directory.RunRecords(run=run_directory.read_run_file(directory))
         with suppress(Exception):
-            records.events = read_events(directory, records)
-            records.worker_lines = read_worker_lines(directory, records)
+            records.events = run_directory.read_events(directory, records)
+            records.worker_lines = run_directory.read_worker_lines(directory, records)
         _add_trouble(records, _failure("the records of this run could not be read", error))
         return records
 
 
-def _add_trouble(records: RunRecords, sentence: str) -> None:
+def _add_trouble(records: run_directory.RunRecords, sentence: str) -> None:
     """Add a trouble that is not on the disk, for the result to name."""
     records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=sentence))
 
 
-def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
+def _verdict(directory: Path, records: run_directory.RunRecords, end: TrainingEnd) -> Verdict:
     """Judge the run: lost if a process cannot be ended, unless every rank had finished.
 
     Then the hanging process is recorded as a trouble in `records`.
@@ -129,7 +115,7 @@ def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
     return verdict
 
 
-def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
+def unended_reason(end: TrainingEnd, records: run_directory.RunRecords) -> str:
     """A sentence for the run's reason or troubles: each unended process with its pid and state.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
@@ -163,15 +149,20 @@ def recover_result(directory: Path) -> Result | None:
     version wrote the result in a way that this one cannot read. In a home that cannot be written the result is given
     all the same.
     """
-    result = read_result(directory)
-    run = read_run_file(directory)
-    if result is not None or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
+    result = run_directory.read_result(directory)
+    run = run_directory.read_run_file(directory)
+    if (
+        result is not None
+        or run is None
+        or other_host(run) is not None
+        or run_directory.unreadable_reason(directory) is not None
+    ):
         return result
     with _exclusive_lock(directory) as is_ours:
         if not is_ours:
-            return read_result(directory)
+            return run_directory.read_result(directory)
         # The last holder of the lock may have written the result.
-        result = read_result(directory)
+        result = run_directory.read_result(directory)
         if result is not None or is_result_newer(directory):
             return result
         result = settle(directory)
@@ -184,13 +175,13 @@ def recover_result(directory: Path) -> Result | None:
 def remove_run(home: Home, run_id: str) -> None:
     """Delete a run's directory and the states that it has offloaded. Raises UserError while it is alive."""
     directory = home.directory(run_id)
-    run = read_run_file(directory)
+    run = run_directory.read_run_file(directory)
     home.remove(run_id)
     if run is not None and other_host(run) is None:
         delete_states(offload_folder(run.knobs), directory)
 
 
-def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
+def _lost_verdict(records: run_directory.RunRecords, reason: str) -> Verdict:
     """The verdict on a run whose supervisor did not see its end: `reason`, and the end that its records show."""
     steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
     parts = [f"{counted(steps, 'step')} recorded"]
@@ -218,13 +209,13 @@ def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
 def _exclusive_lock(directory: Path) -> Iterator[bool]:
     """Hold the run's lock for this reader alone; yield False if another process keeps it longer than a reader would."""
     try:
-        fd = open_lock(directory / ALIVE_LOCK_FILE)
+        fd = run_directory.open_lock(directory / ALIVE_LOCK_FILE)
     except FileNotFoundError:
         # Without a lock file no process can hold it.
         yield True
         return
     try:
-        yield try_exclusive_lock(fd)
+        yield run_directory.try_exclusive_lock(fd)
     finally:
         os.close(fd)
 
@@ -234,7 +225,7 @@ def result_or_none_while_live(directory: Path) -> Result | None:
     result = recover_result(directory)
     if result is None and (state := run_state(directory)).ended:
         is_unreadable = state.state == "unreadable"
-        if not is_unreadable and is_alive(directory):
+        if not is_unreadable and run_directory.is_alive(directory):
             return None  # its supervisor is about to write the result
         # It may have ended between the two looks.
         result = recover_result(directory)
@@ -242,7 +233,7 @@ def result_or_none_while_live(directory: Path) -> Result | None:
             raise UserError(
                 f"{directory.name} has no result: {state.reason}",
                 key=directory.name,
-                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
+                exit_code=run_directory.EXIT_CODES["unreadable" if is_unreadable else "lost"],
             )
     return result
 
@@ -274,7 +265,7 @@ def main(directory: Path, ended: Event) -> int:
     def record(kind: str, **fields: str | None) -> None:
         with suppress(OSError):
             event = msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event)
-            Appender(directory / EVENTS_FILE).write(event)
+            Appender(directory / run_directory.EVENTS_FILE).write(event)
 
     result = settle(directory, ended, lambda verdict: record("state", state=verdict.state, reason=verdict.reason))
     for attempt in range(RESULT_TRIES):
@@ -282,7 +273,7 @@ def main(directory: Path, ended: Event) -> int:
             _write_result(directory, result)
         except OSError as error:
             if not attempt:
-                sentence = f"{RESULT_FILE} cannot be written: {error.strerror}"
+                sentence = f"{run_directory.RESULT_FILE} cannot be written: {error.strerror}"
                 print(sentence, file=sys.stderr)
                 record("trouble", detail=sentence)
             time.sleep(PAUSE_S)
@@ -293,7 +284,7 @@ def main(directory: Path, ended: Event) -> int:
 
 def _write_result(directory: Path, result: Result) -> None:
     """Write `result.json`. Raises OSError."""
-    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+    write_atomically(directory / run_directory.RESULT_FILE, msgspec.json.encode(result) + b"\n")
 
 
 if __name__ == "__main__":

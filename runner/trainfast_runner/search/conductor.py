@@ -29,10 +29,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs
-from trainfast_runner.records.worker_lines import (
-    WarmLine,
-    WarmOrder,
-)
+from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.settling import result_or_none_while_live

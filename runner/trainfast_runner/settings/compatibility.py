@@ -34,21 +34,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, offload_folder
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.catalog import (
-    ENGINES,
-    OPTIMIZERS,
-    OUR_TENSOR_PLANS,
-    PIPELINE_OBJECTIVES,
-    SCHEDULES,
-    STRATEGIES,
-    TENSOR_STYLES,
-    EngineEntry,
-    OptimizerEntry,
-    StrategyEntry,
-    nearest_optimizer,
-    nearest_strategy,
-    strategies_obeying,
-)
+from trainfast_runner.worker import catalog
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes
 from trainfast_runner.worker.shared.words import SMALLEST_VOCAB, longest_seq_len, positions_needed
 
@@ -74,19 +60,19 @@ class Facts:
         return self.spec.knobs
 
     @property
-    def strategy(self) -> StrategyEntry:
+    def strategy(self) -> catalog.StrategyEntry:
         """The catalog's entry of the strategy."""
-        return STRATEGIES[str(self.knobs["strategy"])]
+        return catalog.STRATEGIES[str(self.knobs["strategy"])]
 
     @property
-    def optimizer(self) -> OptimizerEntry:
+    def optimizer(self) -> catalog.OptimizerEntry:
         """The catalog's entry of the optimizer."""
-        return OPTIMIZERS[str(self.knobs["optimizer"])]
+        return catalog.OPTIMIZERS[str(self.knobs["optimizer"])]
 
     @property
-    def engine(self) -> EngineEntry:
+    def engine(self) -> catalog.EngineEntry:
         """The catalog's entry of the engine."""
-        return ENGINES[str(self.knobs["engine"])]
+        return catalog.ENGINES[str(self.knobs["engine"])]
 
     @property
     def on_cpu(self) -> bool:
@@ -133,7 +119,7 @@ def _devices(facts: Facts) -> Refusals:
             sentence = f"devices={count}: at most {MAX_CPU_PROCESSES} processes on a CPU"
             yield refusal("devices", sentence, f"devices={MAX_CPU_PROCESSES}", allowed)
     if strategy.one_device and count > 1:
-        several = nearest_strategy(strategy, lambda other: not other.one_device)
+        several = catalog.nearest_strategy(strategy, lambda other: not other.one_device)
         yield refusal(
             "strategy",
             f"strategy={strategy.name} trains on one device and devices={asked} asks for {count}",
@@ -234,12 +220,13 @@ def _programs(facts: Facts) -> Refusals:
     """An optimizer, an engine or a compiler that does not work with the strategy."""
     strategy, optimizer, engine, mode = facts.strategy, facts.optimizer, facts.engine, facts.knobs["compile"]
     if (reason := optimizer.refusal(strategy)) is not None:
-        takes = nearest_strategy(strategy, lambda other: optimizer.refusal(other) is None)
+        takes = catalog.nearest_strategy(strategy, lambda other: optimizer.refusal(other) is None)
+        instead = f"strategy={takes} with optimizer={optimizer.name}"
         yield refusal(
             "optimizer",
             f"optimizer={optimizer.name} {reason}",
-            f"optimizer={nearest_optimizer(optimizer, strategy)}, or strategy={takes} with optimizer={optimizer.name}",
-            [name for name, entry in OPTIMIZERS.items() if entry.refusal(strategy) is None],
+            f"optimizer={catalog.nearest_optimizer(optimizer, strategy)}, or {instead}",
+            [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None],
         )
     if not engine.runs(strategy.name):
         runs = " and ".join(f"strategy={name}" for name in engine.strategies)
@@ -250,7 +237,7 @@ def _programs(facts: Facts) -> Refusals:
         )
     if mode != "off" and not strategy.compiles:
         reason = "moves weights or activations between the layers of a forward"
-        works = nearest_strategy(strategy, lambda other: other.compiles)
+        works = catalog.nearest_strategy(strategy, lambda other: other.compiles)
         sentence = f"compile={mode} does not work with strategy={strategy.name}, which {reason}"
         yield refusal("compile", sentence, f"compile=off, or compile={mode} with strategy={works}")
     if mode != "off" and not engine.compiles:
@@ -278,7 +265,7 @@ COMPILER_OF_DEVICE = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "c
 def _installed(facts: Facts) -> Refusals:
     """Packages and a compiler that are missing."""
     strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
-    other_package = nearest_strategy(strategy, lambda other: other.package != strategy.package)
+    other_package = catalog.nearest_strategy(strategy, lambda other: other.package != strategy.package)
     for knob, entry, instead in (
         ("optimizer", optimizer, optimizer.fallback),
         ("strategy", strategy, other_package),
@@ -345,14 +332,16 @@ def _pipeline(facts: Facts) -> Refusals:
     if not strategy.is_pipeline:
         return
     cuts = f"strategy={strategy.name} can cut"
-    if isinstance(family, str) and family not in PIPELINE_OBJECTIVES:
-        sentence = f"{cuts} {', '.join(PIPELINE_OBJECTIVES)} into stages, and the model is {family}"
+    if isinstance(family, str) and family not in catalog.PIPELINE_OBJECTIVES:
+        sentence = f"{cuts} {', '.join(catalog.PIPELINE_OBJECTIVES)} into stages, and the model is {family}"
         yield refusal("strategy", sentence, "strategy=ddp or strategy=fsdp")
-    elif isinstance(family, str) and objective not in PIPELINE_OBJECTIVES[family]:
-        objectives = f"data.objective={' or '.join(PIPELINE_OBJECTIVES[family])}, not for data.objective={objective}"
+    elif isinstance(family, str) and objective not in catalog.PIPELINE_OBJECTIVES[family]:
+        objectives = (
+            f"data.objective={' or '.join(catalog.PIPELINE_OBJECTIVES[family])}, not for data.objective={objective}"
+        )
         yield refusal("strategy", f"{cuts} {family} into stages for {objectives}", "strategy=ddp")
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
-    stages = degree * SCHEDULES[schedule].stages_per_rank
+    stages = degree * catalog.SCHEDULES[schedule].stages_per_rank
     field, layers = first_size(facts.config, "num_hidden_layers", "n_layer")
     than_layers = f"more than the model's {layers} layers (model.{field})"
     if 0 < layers < degree:
@@ -408,12 +397,12 @@ def _tensor_parallel(facts: Facts) -> Refusals:
     if not strategy.is_tensor_parallel:
         return
     instead = f"strategy={strategy.fallback}"
-    is_ours = not isinstance(family, str) or family in OUR_TENSOR_PLANS
+    is_ours = not isinstance(family, str) or family in catalog.OUR_TENSOR_PLANS
     if not is_ours and not plan:
         theirs = "transformers ships none (it does for llama, mistral, mixtral, qwen3, gemma3_text, gpt_neox)"
-        ours = f"ours are for {' and '.join(sorted(OUR_TENSOR_PLANS))}"
+        ours = f"ours are for {' and '.join(sorted(catalog.OUR_TENSOR_PLANS))}"
         yield refusal("strategy", f"strategy={strategy.name} has no plan for {family}: {theirs}, and {ours}", instead)
-    elif not is_ours and (unknown := sorted({*plan.values()} - TENSOR_STYLES)):
+    elif not is_ours and (unknown := sorted({*plan.values()} - catalog.TENSOR_STYLES)):
         cuts = f"the plan of {family} cuts layers as {', '.join(unknown)}, which is not done here"
         yield refusal("strategy", f"strategy={strategy.name}: {cuts}", instead)
     degree = whole_number(facts.knobs, "tp_degree")
@@ -433,7 +422,7 @@ def _offloading(facts: Facts) -> Refusals:
     offloads, elsewhere = f"offload_path={path}", "a directory on a disk with free space"
     if "offload_path" not in facts.strategy.knobs:
         sentence = f"{offloads} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only"
-        obeying = " or ".join(strategies_obeying("offload_path"))
+        obeying = " or ".join(catalog.strategies_obeying("offload_path"))
         yield refusal("offload_path", sentence, f"strategy={obeying}, or leaving offload_path out")
     folder = Path(os.path.expanduser(str(path)))
     if not folder.is_dir():
@@ -466,7 +455,7 @@ def refuse_small_disk(knobs: KnobValues, parameters: int | None) -> None:
     if folder is None or parameters is None:
         return
     width = PRECISIONS[str(knobs["precision"])].weight_bytes
-    needed_bytes = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
+    needed_bytes = parameters * width * (1 + catalog.OPTIMIZERS[str(knobs["optimizer"])].state_tensors)
     available_bytes = free_bytes(folder)
     if available_bytes < needed_bytes:
         sentence = f"offload_path={knobs['offload_path']} has {mebibytes(available_bytes)} free;"

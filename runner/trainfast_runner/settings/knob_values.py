@@ -313,6 +313,8 @@ class Knob(msgspec.Struct, frozen=True):
     needs_new_process_for: tuple[KnobValue, ...] = ()
     search_values: tuple[KnobValue, ...] = ()
     """Values that a best-fit search varies unless told otherwise; empty if it does not vary the knob."""
+    min_gpus: int = 0
+    """With fewer GPUs in the machine the knob does nothing."""
 
     @property
     def training(self) -> str:

@@ -178,6 +178,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="faster copies to the GPU; nothing on a CPU",
         memory="the batches in flight, in host memory",
         same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
+        min_gpus=1,
         equivalent_values="all",
         search_values=ON_OFF,
     ),
@@ -304,6 +305,7 @@ KNOBS: tuple[Knob, ...] = (
         what="off sets NCCL_P2P_DISABLE=1: devices talk through host memory, as on a machine without NVLink.",
         speed="off shows what the link is worth",
         same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
+        min_gpus=2,
         equivalent_values="all",
     ),
     Knob(
@@ -391,6 +393,7 @@ KNOBS: tuple[Knob, ...] = (
         group="run",
         what="NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
         equivalent_values="all",
+        min_gpus=1,
     ),
 )
 

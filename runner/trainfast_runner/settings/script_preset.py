@@ -150,7 +150,7 @@ def words_of(name: str, flag_words: FlagWords, value: KnobValue) -> list[str]:
     if isinstance(flag_words, str):
         return [word.replace("{}", shown) for word in split_words(flag_words, name)]
     if shown not in flag_words:
-        raise UserError(f"{name}={shown} has no words in [script.knobs]", key=name, allowed=flag_words)
+        raise UserError(f"{name}={shown} has no flag in the preset", key=name, allowed=flag_words)
     return split_words(flag_words[shown], name)
 
 

@@ -10,15 +10,7 @@ import msgspec
 
 from trainfast_runner.errors import highest, lowest
 from trainfast_runner.machine.telemetry.throttle import causes_of, slows_down_at_c
-from trainfast_tui.charts.chart_data import (
-    ChartData,
-    Limit,
-    Series,
-    ThrottledSpan,
-    TimeAxis,
-    gap_ns_of,
-    ticks_on,
-)
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan, TimeAxis, gap_ns_of, ticks_on
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import start_words

@@ -18,37 +18,17 @@ from trainfast_runner.results.comparison import DOUBTFUL, NOISE
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import DevicesBusy
-from trainfast_runner.search.bench import (
-    REFUSED,
-    Bench,
-    PlannedRow,
-    Row,
-    RowResult,
-    Table,
-    needs_no_repeat,
-    prepare,
-    prepare_script,
-    run_order,
-    tabulate,
-)
+from trainfast_runner.search import bench as bench_rows
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.search.searches import incompatible_reason
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, read_vary
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import escaped
+from trainfast_tui.cli import printing
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import follow, start_when_free
-from trainfast_tui.cli.printing import (
-    output_path,
-    print_json,
-    print_line,
-    print_lines,
-    print_notice,
-    print_table,
-    write_output,
-)
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.report.blocks import Document, as_html, as_markdown, code, grid, prose
 from trainfast_tui.text import format as fmt
@@ -93,30 +73,32 @@ def bench(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.scale_batch <= MAX_BATCH_SCALE:
         raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")
     bench = _prepared(arguments)
-    output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
-    results_by_row: dict[str, list[RowResult]] = {planned.id: [] for planned in bench.rows}
+    output = printing.output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
+    results_by_row: dict[str, list[bench_rows.RowResult]] = {planned.id: [] for planned in bench.rows}
     with caught_signals() as signals:
         is_complete = _run_rows(bench, results_by_row, Home().create(), signals, arguments)
     if signals.must_leave:
         return EXIT_HUNG_UP
-    table = tabulate(bench, results_by_row)
+    table = bench_rows.tabulate(bench, results_by_row)
     if arguments.json:
-        print_json(table.fields())
+        printing.print_json(table.fields())
     else:
         _print_table(table)
     if output is not None:
-        write_output(output, WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]])))
+        printing.write_output(
+            output, WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]]))
+        )
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
-def _prepared(arguments: argparse.Namespace) -> Bench:
+def _prepared(arguments: argparse.Namespace) -> bench_rows.Bench:
     """Return the bench to run, of a preset or of a script. Raises UserError."""
     vary = read_vary(arguments.vary)
     if (script := script_preset.path_of(arguments.preset)) is None:
-        return prepare(arguments.preset, arguments.settings, arguments.scale_batch, vary)
+        return bench_rows.prepare(arguments.preset, arguments.settings, arguments.scale_batch, vary)
     if arguments.scale_batch != 1:
         raise UserError("--scale-batch is for a preset's variants", key="--scale-batch")
-    return prepare_script(script_preset.load(script), vary, arguments.settings, arguments.python)
+    return bench_rows.prepare_script(script_preset.load(script), vary, arguments.settings, arguments.python)
 
 
 DROPPED = (
@@ -130,22 +112,22 @@ DROPPED = (
 """The columns that a narrow terminal leaves out, the first ones first."""
 
 
-def _print_table(table: Table) -> None:
+def _print_table(table: bench_rows.Table) -> None:
     """Print the table, on a narrow terminal without settings, then why rows did not finish, then notes."""
     columns = bench_columns(table)
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
     header, cells = without_empty_columns(list(columns), zip(*columns.values(), strict=True))
-    print_table(header, cells, drop=(*DROPPED, "state"))
+    printing.print_table(header, cells, drop=(*DROPPED, "state"))
     for row in table.rows:
         if row.state != "finished":
-            print_line(f"{row.id}: {state_text(row.state)}: {with_sizes(row.reason)}")
-    print_lines(table_notes(table))
+            printing.print_line(f"{row.id}: {state_text(row.state)}: {with_sizes(row.reason)}")
+    printing.print_lines(table_notes(table))
 
 
 def _run_rows(
-    bench: Bench,
-    results_by_row: Mapping[str, list[RowResult]],
+    bench: bench_rows.Bench,
+    results_by_row: Mapping[str, list[bench_rows.RowResult]],
     home: Home,
     signals: Signals,
     arguments: argparse.Namespace,
@@ -154,11 +136,11 @@ def _run_rows(
 
     A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
     """
-    runs = run_order(bench, arguments.repeat)
+    runs = bench_rows.run_order(bench, arguments.repeat)
     for number, planned in enumerate(runs, start=1):
-        if needs_no_repeat(results_by_row[planned.id]):
+        if bench_rows.needs_no_repeat(results_by_row[planned.id]):
             continue
-        print_notice(f"{bench.preset} {number}/{len(runs)}: {planned.id}")
+        printing.print_notice(f"{bench.preset} {number}/{len(runs)}: {planned.id}")
         try:
             result = _run_row(planned, home, signals, arguments)
         except Cancelled:
@@ -172,14 +154,16 @@ def _run_rows(
             result = UserError(why, key=result.run_id)  # a value that the script overrode was not tried
         results_by_row[planned.id].append(result)
         _print_row_result(result)
-        state = result.state if isinstance(result, Result) else REFUSED
+        state = result.state if isinstance(result, Result) else bench_rows.REFUSED
         # A failure may come with Ctrl-C.
-        if state == "stopped" or (signals.interrupts and state not in ("finished", REFUSED)):
+        if state == "stopped" or (signals.interrupts and state not in ("finished", bench_rows.REFUSED)):
             return False
     return True
 
 
-def _run_row(planned: PlannedRow, home: Home, signals: Signals, arguments: argparse.Namespace) -> RowResult:
+def _run_row(
+    planned: bench_rows.PlannedRow, home: Home, signals: Signals, arguments: argparse.Namespace
+) -> bench_rows.RowResult:
     """Run one row to its end; return the UserError if it cannot run here, or if another run uses its device.
 
     Raises Cancelled after a signal. `--python` trains a preset's rows.
@@ -201,22 +185,22 @@ def _run_row(planned: PlannedRow, home: Home, signals: Signals, arguments: argpa
     return result
 
 
-def _print_row_result(result: RowResult) -> None:
+def _print_row_result(result: bench_rows.RowResult) -> None:
     """Print why a row has no figure; nothing for one that finished."""
     if isinstance(result, UserError):
         state = "not run" if isinstance(result, DevicesBusy) else "refused"
-        print_notice(f"{state}: {result.line()}")
+        printing.print_notice(f"{state}: {result.line()}")
     elif result.state != "finished":
-        print_notice(f"{state_text(result.state)}: {with_sizes(result.reason)}")
+        printing.print_notice(f"{state_text(result.state)}: {with_sizes(result.reason)}")
 
 
-def _document(table: Table, command_block: str) -> Document:
+def _document(table: bench_rows.Table, command_block: str) -> Document:
     columns = bench_columns(table)
     table_block = grid(list(columns), zip(*columns.values(), strict=True))
     return Document(table.bench.title, (command_block, table_block, *map(prose, table_notes(table))))
 
 
-WRITERS: dict[str, Callable[[Table, str], str]] = {
+WRITERS: dict[str, Callable[[bench_rows.Table, str], str]] = {
     ".md": lambda table, command: as_markdown(_document(table, code("The command of this table:", command))),
     ".json": lambda table, command: escaped(msgspec.json.encode(table.fields()).decode()) + "\n",
     ".html": lambda table, command: as_html(_document(table, prose(command))),
@@ -228,7 +212,7 @@ BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
 
-def bench_columns(table: Table) -> dict[str, list[str]]:
+def bench_columns(table: bench_rows.Table) -> dict[str, list[str]]:
     """Return the columns as text by heading; the column of a figure that no row has is empty."""
     bench, rows = table.bench, table.rows
     specs = {planned.id: planned.spec for planned in bench.rows}
@@ -250,7 +234,7 @@ def bench_columns(table: Table) -> dict[str, list[str]]:
     return columns
 
 
-def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
+def _settings(bench: bench_rows.Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
     """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
     yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
     # A script's row has only the knobs that were asked for.
@@ -264,7 +248,7 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     )
 
 
-def _measured_gain(row: Row) -> str:
+def _measured_gain(row: bench_rows.Row) -> str:
     gain = _percent(row.vs_baseline_percent)
     remark = {NOISE: " (noise)", DOUBTFUL: f" {DOUBT_SIGN}"}.get(row.verdict or "", "")
     return f"{gain}{remark}" if gain else ""
@@ -278,7 +262,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else fmt.signed_percent(value)
 
 
-MEASURED_CELLS: dict[str, Callable[[Row, Result], str]] = {
+MEASURED_CELLS: dict[str, Callable[[bench_rows.Row, Result], str]] = {
     "samples/s": lambda row, result: _number(row.rate),
     "vs baseline": lambda row, result: _measured_gain(row),
     "95 % CI": lambda row, result: "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent),
@@ -290,13 +274,13 @@ MEASURED_CELLS: dict[str, Callable[[Row, Result], str]] = {
 """The cell of each measured figure by its heading; empty for an absent reading."""
 
 
-def _state(row: Row) -> str:
+def _state(row: bench_rows.Row) -> str:
     if row.state == "finished":
         return " ".join(filter(None, ("finished", doubt_words(doubts(row.result) if row.result is not None else ()))))
     return f"{state_text(row.state)}: {row.reason}"
 
 
-def table_notes(table: Table) -> Iterator[str]:
+def table_notes(table: bench_rows.Table) -> Iterator[str]:
     """Yield the notes for the reader of the table, one sentence at a time."""
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):

@@ -9,14 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.memory.headroom import (
-    PredictedFit,
-    PredictedRow,
-    RunToPredict,
-    predict_rows,
-    published_bytes,
-    runs_to_predict,
-)
+from trainfast_runner.memory import headroom
 from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
@@ -24,19 +17,8 @@ from trainfast_runner.search.predicted_speed import UnknownSpeed, predict_speed
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table
 from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import importing_words
-from trainfast_tui.text.format import (
-    ABSENT,
-    FigureHeading,
-    count,
-    figure_headings,
-    pair_lines,
-    percent,
-    percent_change,
-    signed_percent,
-    size,
-    without_empty_columns,
-)
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words, short_category
 from trainfast_tui.text.next_run_words import speed_text
 
@@ -61,7 +43,7 @@ def predict(arguments: argparse.Namespace) -> int:
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    runs = runs_to_predict(arguments.preset, arguments.settings)
+    runs = headroom.runs_to_predict(arguments.preset, arguments.settings)
     rows = _predict(runs, arguments.python)
     if len(rows) == 1 and rows[0].error is not None:
         raise rows[0].error
@@ -73,7 +55,7 @@ def predict(arguments: argparse.Namespace) -> int:
     elif len(runs) > 1:
         print_rows(rows)
     else:
-        print_lines(pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
+        print_lines(fmt.pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
     if len(rows) > 1 or (limit_error := rows[0].limit_error) is None:
@@ -82,7 +64,7 @@ def predict(arguments: argparse.Namespace) -> int:
     return limit_error.exit_code
 
 
-def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]:
+def _predict(runs: list[headroom.RunToPredict], python: str | None) -> list[headroom.PredictedRow]:
     """Return the prediction of each run, with progress on stderr."""
 
     def show_tracing(tracing: TraceProgress) -> None:
@@ -92,18 +74,18 @@ def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]
             update(f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as update:
-        rows = dict(predict_rows(runs, python, show_tracing))
+        rows = dict(headroom.predict_rows(runs, python, show_tracing))
     return [rows[index] for index in range(len(runs))]
 
 
-def _speed(row: PredictedRow, python: str | None) -> PredictedSpeed | UnknownSpeed:
+def _speed(row: headroom.PredictedRow, python: str | None) -> PredictedSpeed | UnknownSpeed:
     """Return the run's predicted speed, or why there is none."""
     if row.model is None or row.machine is None:
         return UnknownSpeed("its memory is not predicted")
     return predict_speed(Home(), row.run.spec, row.machine, row.model, python)
 
 
-def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str, Any]:
+def _fields(row: headroom.PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str, Any]:
     fit = row.fit
     if fit is None:
         assert row.error is not None
@@ -131,28 +113,28 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str
     }
 
 
-def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Iterator[tuple[str, str]]:
+def _figure_rows(row: headroom.PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Iterator[tuple[str, str]]:
     """Yield labels and figures of one predicted run."""
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
-    yield "peak memory", f"{size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
+    yield "peak memory", f"{fmt.size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
     if predicted.fullest:
         yield "fullest", predicted.fullest
     for name, words in CATEGORY_WORDS.items():
         if value := predicted.category(name):
-            yield f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"
+            yield f"  {words}", f"{fmt.size(value)}  {fmt.percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
-        yield "CUDA context", f"{size(predicted.context_bytes)} besides"
-    if (published := published_bytes(row.run.published)) is not None:
-        yield "published", size(published)
+        yield "CUDA context", f"{fmt.size(predicted.context_bytes)} besides"
+    if (published := headroom.published_bytes(row.run.published)) is not None:
+        yield "published", fmt.size(published)
     if predicted.bytes_per_sample:
-        yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"
+        yield "each sample", f"{fmt.size(predicted.bytes_per_sample)} on {fmt.size(predicted.fixed_bytes)}"
     if fit.refusal is not None:
         yield "cannot run here", fit.refusal.line()
     if fit.available is not None:
         if fit.margin_bytes:
-            yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
+            yield "margin", f"{fmt.size(fit.margin_bytes)} beside the peak, which the limit counts as well"
         yield "fits", _fit_words(fit)
     if isinstance(speed, UnknownSpeed):
         yield "speed", f"not predicted: {speed.reason}"
@@ -163,26 +145,26 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
     yield "basis", predicted.basis
 
 
-def _fit_words(fit: PredictedFit) -> str:
+def _fit_words(fit: headroom.PredictedFit) -> str:
     """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
-    limit = f"the {size(fit.available.size_bytes)} {fit.available.source}"
+    limit = f"the {fmt.size(fit.available.size_bytes)} {fit.available.source}"
     if fit.left_bytes >= 0:
-        words = f"yes, {size(fit.left_bytes)} left of {limit}"
-        return words if fit.max_batch is None else f"{words}; up to batch_size {count(fit.max_batch)}"
-    batches = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
-    return f"no, {size(-fit.left_bytes)} too much for {limit}; {batches}"
+        words = f"yes, {fmt.size(fit.left_bytes)} left of {limit}"
+        return words if fit.max_batch is None else f"{words}; up to batch_size {fmt.count(fit.max_batch)}"
+    batches = f"up to batch_size {fmt.count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
+    return f"no, {fmt.size(-fit.left_bytes)} too much for {limit}; {batches}"
 
 
-def print_rows(rows: list[PredictedRow]) -> None:
+def print_rows(rows: list[headroom.PredictedRow]) -> None:
     """Print a row for each variant that is predicted, then the others with their reasons, and the notes."""
-    parts = figure_headings(*map(short_category, CATEGORY_WORDS))
-    header = ["variant", *figure_headings("predicted", "published", "difference"), *parts]
-    header += ["peak in", "fits", FigureHeading("max batch")]
+    parts = fmt.figure_headings(*map(short_category, CATEGORY_WORDS))
+    header = ["variant", *fmt.figure_headings("predicted", "published", "difference"), *parts]
+    header += ["peak in", "fits", fmt.FigureHeading("max batch")]
     cells = [_cells(row) for row in rows if row.fit is not None]
     if cells:
-        filled_header, filled_cells = without_empty_columns(header, cells, empty=ABSENT)
+        filled_header, filled_cells = fmt.without_empty_columns(header, cells, empty=fmt.ABSENT)
         print_table(filled_header, filled_cells, drop=(*reversed(parts), "peak in", "difference"))
     for row in rows:
         if row.error is not None:
@@ -196,19 +178,21 @@ def print_rows(rows: list[PredictedRow]) -> None:
         print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")
 
 
-def _cells(row: PredictedRow) -> list[str]:
+def _cells(row: headroom.PredictedRow) -> list[str]:
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
-    fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
-    published = published_bytes(row.run.published)
+    fits = (
+        fmt.ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{fmt.size(-fit.left_bytes)}"
+    )
+    published = headroom.published_bytes(row.run.published)
     return [
         row.run.id,
-        size(predicted.total_bytes),
-        ABSENT if published is None else size(published),
-        signed_percent(percent_change(predicted.total_bytes, published)),
-        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
+        fmt.size(predicted.total_bytes),
+        fmt.ABSENT if published is None else fmt.size(published),
+        fmt.signed_percent(fmt.percent_change(predicted.total_bytes, published)),
+        *(fmt.size(value) if (value := predicted.category(name)) else fmt.ABSENT for name in CATEGORY_WORDS),
         phase_words(predicted.phase),
         "not here" if fit.refusal is not None else fits,
-        ABSENT if fit.max_batch is None else count(fit.max_batch),
+        fmt.ABSENT if fit.max_batch is None else fmt.count(fit.max_batch),
     ]

@@ -15,16 +15,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.worker_lines import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_runner.running.present_state import other_host
-from trainfast_tui.cli.printing import (
-    USUAL_COLUMNS,
-    can_redraw,
-    print_json,
-    print_lines,
-    print_notice,
-    progress_bar,
-    terminal_width,
-    write_to_stderr,
-)
+from trainfast_tui.cli import printing
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import memory_words
@@ -59,7 +50,7 @@ def progress_when_slow(text: str, *, on_any_stream: bool = False) -> Iterator[Up
     def update(text: str, fraction: float | None = None) -> None:
         if is_shown and time.monotonic() >= due_s:
             timer.join()
-            bar = f"{progress_bar(fraction)} " if fraction is not None and progress.redraws else ""
+            bar = f"{printing.progress_bar(fraction)} " if fraction is not None and progress.redraws else ""
             progress.show_activity(bar + text)
 
     if is_shown:
@@ -77,7 +68,7 @@ class Progress:
     """Shows the progress of one thing on stderr; call `close` before printing anything else there."""
 
     def __init__(self) -> None:
-        self.redraws = can_redraw(sys.stderr)
+        self.redraws = printing.can_redraw(sys.stderr)
         """True if stderr is a terminal that can redraw a line."""
         self._last = ""
         self._last_state = ""
@@ -98,7 +89,7 @@ class Progress:
     def print_line(self, text: str) -> None:
         """Print a line in place of the bar."""
         self.close()
-        print_notice(text)
+        printing.print_notice(text)
 
     def show_activity(self, text: str, state: str = "") -> None:
         """Show the work or the wait under way, elsewhere than on a terminal every 5 s or in another `state`."""
@@ -107,20 +98,20 @@ class Progress:
         elif state != self._last_state or time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
             self._last_state, self._printed_at_s = state, time.monotonic()
             if text != self._last:
-                print_notice(text)
+                printing.print_notice(text)
             self._last = text
 
     def close(self) -> None:
         """Take the bar away."""
         if self.redraws and self._last:
-            write_to_stderr("", begin="\r\x1b[K")
+            printing.write_to_stderr("", begin="\r\x1b[K")
             self._last = ""
 
     def _paint(self, text: str) -> None:
-        text = fmt.plain(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
+        text = fmt.plain(text, (printing.terminal_width(sys.stderr) or printing.USUAL_COLUMNS) - 1)
         if text != self._last:
             self._last = text
-            write_to_stderr(text, begin="\r", end="\x1b[K")
+            printing.write_to_stderr(text, begin="\r", end="\x1b[K")
 
 
 def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
@@ -135,7 +126,7 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
     total = planned_steps(snapshot)
     if snapshot.steps:
         steps_done = snapshot.steps[-1].step
-        bar = f" {progress_bar(steps_done / total)}" if with_bar and total else ""
+        bar = f" {printing.progress_bar(steps_done / total)}" if with_bar and total else ""
         parts[0] += f" {steps_done:,}/{total:,}{bar}" if total else f" step {steps_done:,}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
@@ -201,9 +192,9 @@ def _figures(snapshot: RunSnapshot) -> list[str]:
 def print_result(result: Result, as_json: bool) -> int:
     """Print a result for a person or a program and return its exit code."""
     if as_json:
-        print_json(result)
+        printing.print_json(result)
     else:
-        print_lines(summary_lines(result))
+        printing.print_lines(summary_lines(result))
     return exit_code_of(result.state)
 
 

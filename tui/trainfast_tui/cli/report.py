@@ -10,17 +10,9 @@ from trainfast_runner.export.formats import Exported, export_run, read_oom_warni
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.units import counted
+from trainfast_tui.cli import printing
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing import (
-    output_path,
-    print_exact,
-    print_json,
-    print_line,
-    print_lines,
-    print_notice,
-    write_output,
-)
 from trainfast_tui.report.blocks import as_html, as_markdown
 from trainfast_tui.report.document import report_document
 from trainfast_tui.text.format import size
@@ -41,14 +33,14 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
-    path = output_path(arguments.output, REPORT_SUFFIXES)
+    path = printing.output_path(arguments.output, REPORT_SUFFIXES)
     document, run_ids = report_document(Home(), arguments.references)
     text = as_html(document) if path.suffix.lower() == ".html" else as_markdown(document)
-    size_bytes = write_output(path, text)
+    size_bytes = printing.write_output(path, text)
     if arguments.json:
-        print_json({"file": str(path), "runs": run_ids, "bytes": size_bytes})
+        printing.print_json({"file": str(path), "runs": run_ids, "bytes": size_bytes})
         return 0
-    print_line(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}")
+    printing.print_line(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}")
     return 0
 
 
@@ -75,18 +67,18 @@ def export(arguments: argparse.Namespace) -> int:
     exported = export_run(run_file, directory, arguments.to)
     warning = read_oom_warning(run_file, directory)
     if warning is not None:
-        print_notice(f"warning: {warning}")
+        printing.print_notice(f"warning: {warning}")
     paths = [] if arguments.output is None else _write(exported, Path(arguments.output))
     if arguments.json:
-        print_json(exported)
+        printing.print_json(exported)
         return 0
     if paths:
-        print_lines(map(str, paths))
+        printing.print_lines(map(str, paths))
     else:
-        print_exact(exported.text + "\n")
+        printing.print_exact(exported.text + "\n")
     if exported.to == "deepspeed" and exported.left_out:
         # JSON has no comments, so this line goes to stderr.
-        print_notice(f"cannot be expressed in this format: {', '.join(exported.left_out)}")
+        printing.print_notice(f"cannot be expressed in this format: {', '.join(exported.left_out)}")
     return 0
 
 

@@ -44,7 +44,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         metavar="FILE",
         dest="script_preset",
-        help="a .toml whose [script.knobs] names a script's flags; without a command after -- its own is started",
+        help="a .toml that names a script's flags; without a command after -- its own is started",
     )
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N optimizer steps; also for a script")
     parser.add_argument(

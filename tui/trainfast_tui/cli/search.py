@@ -15,29 +15,10 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search import batch_conductor
-from trainfast_runner.search.batch_journal import (
-    CONFIRM_STEP,
-    BatchSnapshot,
-    BatchStep,
-    ConfirmationRun,
-    Predicted,
-    Probe,
-    batch_report,
-)
+from trainfast_runner.search import batch_conductor, batch_journal, best_journal
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.question import BestPlan, open_best, plan_preset_best, plan_script_best
-from trainfast_runner.search.best_journal import (
-    UNDER_LIMIT,
-    BestRequest,
-    BestStep,
-    ColdRun,
-    ProcessReady,
-    Space,
-    Trial,
-    read_budget,
-)
 from trainfast_runner.search.conductor import SearchCaller, conduct
 from trainfast_runner.search.journal import Line, Paused, Resumed, fields_of
 from trainfast_runner.search.searches import SearchOptions
@@ -132,7 +113,7 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
             print_notice(f"{setting} is not used: a search sets it itself")
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = batch_conductor.open_batch(plan, home, options)
-    search = BatchSnapshot.read(directory)
+    search = batch_journal.BatchSnapshot.read(directory)
     if sizes := ", ".join(str(probe.batch_size) for probe in search.probes):
         _print_continued(directory, f"which has tried {sizes}")
     with caught_signals() as signals:
@@ -140,9 +121,9 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
             partial(conduct, batch_conductor.BatchConductor, directory, plan, home, options), signals, began_ns
         )
     if arguments.json:
-        print_json(batch_report(directory))
+        print_json(batch_journal.batch_report(directory))
     else:
-        print_lines(batch_answer_lines(BatchSnapshot.read(directory), ended))
+        print_lines(batch_answer_lines(batch_journal.BatchSnapshot.read(directory), ended))
     return SEARCH_EXIT_CODES[ended.state]
 
 
@@ -195,13 +176,13 @@ def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     return batch_plan
 
 
-def _best_request(arguments: argparse.Namespace) -> BestRequest:
+def _best_request(arguments: argparse.Namespace) -> best_journal.BestRequest:
     """Return the question of the command line. Raises UserError."""
     try:
-        budget_s = read_budget(arguments.budget)
+        budget_s = best_journal.read_budget(arguments.budget)
     except UserError as error:
         raise error.at("--budget") from None
-    return BestRequest(
+    return best_journal.BestRequest(
         vary=read_vary(arguments.vary),
         global_batch=arguments.global_batch,
         objective=arguments.objective,
@@ -210,7 +191,7 @@ def _best_request(arguments: argparse.Namespace) -> BestRequest:
     )
 
 
-def _best_plan(arguments: argparse.Namespace, request: BestRequest) -> BestPlan:
+def _best_plan(arguments: argparse.Namespace, request: best_journal.BestRequest) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
@@ -253,7 +234,7 @@ EndT = TypeVar("EndT")
 class SearchPrinter:
     """Prints the new lines of a search of either kind, whose journal so far is `search`."""
 
-    def __init__(self, search: BatchSnapshot | BestSoFar) -> None:
+    def __init__(self, search: batch_journal.BatchSnapshot | BestSoFar) -> None:
         self._progress, self._search = Progress(), search
         self._work = "starting"
         """The work under way, in words."""
@@ -297,60 +278,60 @@ class SearchPrinter:
         self._progress.show_activity("; ".join(part for part in parts if part))
 
 
-def line_words(line: Line, search: BatchSnapshot | BestSoFar) -> str:
+def line_words(line: Line, search: batch_journal.BatchSnapshot | BestSoFar) -> str:
     """Return the last line of a search in words; empty if nothing is printed."""
     match line:
         case Paused():
             return "paused"
         case Resumed():
             return "resumed"
-        case Predicted():
+        case batch_journal.Predicted():
             found = f"up to {line.max_batch:,}" if line.max_batch else "not even 1 fits"
             return line.reason if line.max_batch is None else f"predicted: {found} ({line.basis})"
-        case BatchStep() if line.action != "end":
-            verb = "confirm" if line.action == CONFIRM_STEP else line.action
+        case batch_journal.BatchStep() if line.action != "end":
+            verb = "confirm" if line.action == batch_journal.CONFIRM_STEP else line.action
             return f"{verb} {fmt.count(line.batch_size)}: {line.why}"
-        case Probe(outcome="fits"):
+        case batch_journal.Probe(outcome="fits"):
             rate = fmt.per_second(line.samples_per_s, "samples")
             peak = fmt.size(line.peak_allocated_bytes)
             return f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}"
-        case Probe():
+        case batch_journal.Probe():
             phase = f" in {phase_words(line.phase)}" if line.phase else ""
             return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {fmt.with_sizes(line.reason)}"
-        case ConfirmationRun():
+        case batch_journal.ConfirmationRun():
             sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
             refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
             ended = f"{state_text(line.state)} in a fresh process, {fmt.duration(line.seconds)}"
             return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
-        case Space():
+        case best_journal.Space():
             excluded_as = Counter(candidate.excluded_as for candidate in line.candidates)
             words = [counted(len(line.candidates), "setting")]
             words += [f"{count:,} {name.replace('_', ' ')}" for name, count in excluded_as.items() if name is not None]
             dropped = f"; another global batch: {counted(line.dropped, 'combination')}" if line.dropped else ""
             return ", ".join(words) + dropped
-        case ProcessReady():
+        case best_journal.ProcessReady():
             return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
-        case BestStep() if isinstance(search, BestSoFar) and line.candidate_number is not None:
+        case best_journal.BestStep() if isinstance(search, BestSoFar) and line.candidate_number is not None:
             knob = f" {line.knob} of" if line.knob else ""
             is_first = search.space is None
             tried = "the baseline" if is_first else best_words.candidate_text(search, line.candidate_number)
             return f"{role_of(line.action).noun}{knob} {tried}: {line.why}"
-        case Trial() | ColdRun() if isinstance(search, BestSoFar):
-            run = f": {line.run_id}" if isinstance(line, ColdRun) else ""
+        case best_journal.Trial() | best_journal.ColdRun() if isinstance(search, BestSoFar):
+            run = f": {line.run_id}" if isinstance(line, best_journal.ColdRun) else ""
             return f"  {_attempt_words(line, search)}{run}"
     return ""
 
 
-def _attempt_words(line: Trial | ColdRun, so_far: BestSoFar) -> str:
+def _attempt_words(line: best_journal.Trial | best_journal.ColdRun, so_far: BestSoFar) -> str:
     """Return the outcome of the newest trial or run in words."""
     value = so_far.values.get(len(so_far.attempts) - 1)
     peak = f"peak {fmt.size(line.peak_allocated_bytes)}"
-    if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
+    if isinstance(line, best_journal.ColdRun) and (line.role, line.outcome) == (best_journal.UNDER_LIMIT, "measured"):
         return f"fits, {peak}"
     if line.outcome != "measured" or value is None:
         words = outcome_of(line.outcome).verb
         return f"{words}: {fmt.with_sizes(line.reason)}" if line.reason else words
     words = best_words.objective_words(so_far.objective, so_far.for_steps, value)
-    steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""
+    steps = f", {len(line.step_ms)} steps" if isinstance(line, best_journal.Trial) else ""
     doubt = f" ({line.reason})" if line.reason else ""
     return f"{words}, {peak}{steps}, {fmt.duration(line.seconds)}{doubt}"

@@ -91,10 +91,11 @@ class SearchRefused(Message, frozen=True):
 
 
 class RunsCompared(Message, frozen=True):
-    """Two ended runs are to be shown side by side."""
+    """Two ended runs are to be shown side by side, with the earlier pairs of the same settings run in turn."""
 
     a: Result
     b: Result
+    earlier: tuple[tuple[Result, Result], ...] = ()
 
 
 class Notified(Message, frozen=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import is_alive
+from trainfast_runner.records.run_directory import is_alive, state_text
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
@@ -37,6 +38,10 @@ class RunControl:
         self._post = post
         self.pending = PendingStart()
         """The run that was started here until it is on the screen."""
+        self.turn_words = ""
+        """The run under way of those that are run in turn, `A B A B 2/4`; empty without any."""
+        self.ran_in_turn: messages.RunsCompared | None = None
+        """The newest settings that were run in turn."""
         self._giving_up: threading.Event | None = None
         """Exists while a run waits for another launch; setting it gives up."""
 
@@ -55,6 +60,37 @@ class RunControl:
         """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
         self.pending.begin()
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, messages.RunRefused)
+
+    def start_in_turn(self, a: str, b: str) -> None:
+        """Run the settings of two runs again in turn, A B A B: posts RunsCompared, or why the runs ended early."""
+        start_thread("in-turn", partial(self._run_in_turn, (a, b, a, b)), self._post, messages.RunRefused)
+
+    def _run_in_turn(self, run_ids: Sequence[str]) -> messages.RunsCompared | messages.Notified:
+        from trainfast_runner.running.settling import final_result
+
+        results: list[Result] = []
+        specs = [_spec_of_run(self._home.directory(run_id)) for run_id in run_ids]
+        try:
+            for number, spec in enumerate(specs, 1):
+                self.turn_words = f"A B A B {number}/{len(specs)}"
+                self.pending.begin()
+                started = self._start(spec, None)
+                if isinstance(started, messages.Notified):
+                    return started
+                self._post(started)
+                while is_alive(started.directory):
+                    time.sleep(GONE_POLL_S)
+                results.append(final_result(self._home, started.directory.name))
+                if results[-1].state != "finished":
+                    words = (
+                        f"{self.turn_words} {state_text(results[-1].state)}: the runs in turn end without a verdict."
+                    )
+                    return messages.Notified(words, "warning")
+        finally:
+            self.turn_words = ""
+        first, second = zip(results[::2], results[1::2], strict=True)
+        self.ran_in_turn = messages.RunsCompared(*second, earlier=(first,))
+        return self.ran_in_turn
 
     def stop(self, directory: Path, *, at_once: bool = False) -> None:
         """Ask the run to end, whose supervisor kills it after the countdown; `at_once` sends SIGKILL to all of it."""
@@ -105,6 +141,18 @@ class RunControl:
             if time.monotonic() > deadline:
                 raise UserError(f"{directory.name} is still there: {STOP_KEY} again kills it", key=directory.name)
             time.sleep(GONE_POLL_S)
+
+
+def _spec_of_run(directory: Path) -> RunSpec:
+    """Return the settings that repeat a run. Raises UserError if its record does not tell them all."""
+    from trainfast_runner.records.run_directory import read_run_file
+    from trainfast_tui.next_run.sources import repeat_run
+
+    run_file = read_run_file(directory)
+    next_run = repeat_run(run_file) if run_file is not None else None
+    if next_run is None:
+        raise UserError(f"{directory.name} cannot be run again by its knobs", key=directory.name)
+    return next_run.spec
 
 
 def _stop(directory: Path, *, at_once: bool = False) -> messages.Notified:
@@ -249,5 +297,6 @@ def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
         result = recover_result(home.directory(other_id))
         # A warm process tries many settings, so it has no result of one.
         if result is not None and result.state == "finished" and result.role not in WARM_ROLES:
-            return messages.RunsCompared(*sorted((result, final_result(home, run_id)), key=lambda ran: ran.run_id))
+            a, b = sorted((result, final_result(home, run_id)), key=lambda ran: ran.run_id)
+            return messages.RunsCompared(a, b)
     raise UserError(f"There is no other finished run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)

@@ -137,9 +137,9 @@ def _last_loss(steps: Sequence[Step]) -> float | None:
 
 
 def planned_steps(run: RunSnapshot) -> int | None:
-    """Return the number of steps that the run was started with; None while unknown."""
+    """Return the number of steps that the run was started with, else that its framework knows; None while unknown."""
     steps = run.run_file.knobs.get("steps") if run.run_file is not None else None
-    return steps if isinstance(steps, int) else None
+    return steps if isinstance(steps, int) else run.planned_steps
 
 
 def step_words(run: RunSnapshot) -> str:

@@ -141,6 +141,13 @@ class NextRun:
         in_order = dict.fromkeys((*self.script.flag_words, *ways))
         return {name: way.value for way in Way for name in in_order if ways[name] is way}
 
+    def folded(self, machine: Machine | None) -> tuple[str, ...]:
+        """Return the unchanged knobs that do nothing on this machine; empty while it is unknown, and for a script."""
+        if machine is None or self.script is not None:
+            return ()
+        count = len(machine.nvml_gpus)
+        return tuple(entry.name for entry in KNOBS if count < entry.min_gpus and not self.is_changed(entry.name))
+
     def matters(self, name: str) -> bool:
         """True if turning the knob reaches the script, or changes anything with this strategy and kind of data."""
         if self.script is not None:

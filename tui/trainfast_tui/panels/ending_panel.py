@@ -69,10 +69,8 @@ class EndingPanel(GrowingPanel):
             return []
         alarm = ending.tone == "error"
         head = f" {ending.headline.upper()} " if alarm else ending.headline
-        line: Line = [(head, "alarm" if alarm else ending.tone)]
-        if ending.tone == "success":
-            return [[*line, (f"  {ending.advice}", "muted")]]
-        lines: list[Line] = [line, *paragraph(ending.reason, width, "text", MAX_REASON_LINES)]
+        lines: list[Line] = [[(head, "alarm" if alarm else ending.tone)]] if head else []
+        lines += paragraph(ending.reason, width, "text", MAX_REASON_LINES)
         for fact in ending.facts:
             lines += paragraph(fact, width, "text", 2)
         lines += _change_lines(ending.changes, width)
@@ -173,12 +171,12 @@ ENDINGS: dict[str, tuple[str, Tone, str, str]] = {
 def _finished(run: RunSnapshot) -> Ending:
     if run.result is None:
         return Ending("finished", "text", "Its result is being computed.")
-    keys = f"{key_of('main', 'compare')} compares with the run before"
-    advice = f"Turn a knob and press {RUN_KEY} to see what it does; {keys}."
+    advice = f"Turn a knob, press {RUN_KEY}; {key_of('main', 'compare')} compares both runs."
     if run.result.doubts:
         reasons = "; ".join(fmt.plain(doubt.text) for doubt in run.result.doubts)
-        return Ending(f"finished {DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
-    return Ending("finished", "success", run.reason, advice=advice)
+        return Ending(f"{DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
+    # The header says that it finished.
+    return Ending("", "success", "", advice=advice)
 
 
 def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending:
@@ -205,7 +203,7 @@ def _error_location(run: RunSnapshot) -> str:
     phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
     rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
     step = line.step if line is not None else None
-    words = [f"in {phase_words(phase)}" if phase else "", f"at step {step}" if step is not None else ""]
+    words = [f"in {phase_words(phase)}" if phase else "", f"at step {step:,}" if step is not None else ""]
     if rank is not None and run.run_file is not None and run.run_file.world_size > 1:
         words.append(f"on rank {rank}")
     location = " ".join(filter(None, words))

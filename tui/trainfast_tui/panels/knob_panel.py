@@ -50,6 +50,9 @@ class KnobPanel(ListWidget, can_focus=True):
         """The heading over each listed knob, in the order of the list."""
         self._words = ""
         """Words that the listed knobs contain."""
+        self._folded: tuple[str, ...] = ()
+        """Knobs that do nothing here and stand in one line, until one of them is asked for."""
+        self._is_unfolded = False
         self._knob_of_row: dict[int, str] = {}
         """The knob in each row of the panel."""
         self._cursor = 0
@@ -75,10 +78,13 @@ class KnobPanel(ListWidget, can_focus=True):
         if next_run is not None:
             above = self.listed[: self._cursor + 1]
             headings = next_run.headings(KNOBS_IN_ORDER)
+            is_unfolded = self._is_unfolded or bool(self._words)
+            self._folded = () if is_unfolded else next_run.folded(self._session.machine)
             matching = {
                 name: heading
                 for name, heading in headings.items()
-                if has_all_words(f"{name} {heading} {KNOBS_BY_NAME[name].what}", self._words)
+                if name not in self._folded
+                and has_all_words(f"{name} {heading} {KNOBS_BY_NAME[name].what}", self._words)
             }
             self._headings = matching or headings
             # The cursor stays on its knob, or goes to the nearest one above that is still listed.
@@ -97,6 +103,9 @@ class KnobPanel(ListWidget, can_focus=True):
         return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
 
     def _put_cursor_on(self, name: str | None) -> None:
+        if name in self._folded:
+            self._is_unfolded = True
+            self.show_knobs()
         if name in self.listed:
             self._cursor = self.listed.index(name)
 
@@ -266,6 +275,9 @@ class KnobPanel(ListWidget, can_focus=True):
             if number == self._cursor and next_run.matters(name):
                 refused = next_run.refused_values(name, self._session.machine)
                 rows[-1] += _other_values(name, next_run, refused, width - fmt.line_length(rows[-1]))
+        if self._folded:
+            words = f"do nothing here (/): {', '.join(self._folded)}"
+            rows.append([(fmt.truncate(words, width), "muted")])
         return rows, row_of_knob
 
     def about(self, width: int) -> Section:

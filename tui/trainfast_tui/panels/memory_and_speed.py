@@ -62,7 +62,7 @@ def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[
         return [rule("memory", width), *_reason_lines(memory, width, 4 if long_form else 2)]
     bar = _bar_line(fit, width)
     if not long_form:
-        return [_peak_line(fit, width), bar, *_verdict_lines(fit, width, 2)]
+        return [_peak_line(fit, width, memory.reference_bytes), bar, *_verdict_lines(fit, width, 2)]
     title = rule(f"memory at its peak: {phase_words(fit.predicted.phase)}", width)
     lines = [
         title,
@@ -97,13 +97,16 @@ def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
     return [[("change: ", "muted"), (words, "warning" if change > 0 else "success")]]
 
 
-def _peak_line(fit: PredictedFit, width: int) -> Line:
-    """Return the predicted peak and its limit, with the owner of the limit where there is room."""
+def _peak_line(fit: PredictedFit, width: int, reference_bytes: int | None = None) -> Line:
+    """Return the predicted peak, its change, and its limit, with the owner of the limit where there is room."""
     available = fit.available
     label: Line = [("predicted ", "muted")]
     peak: Line = [(fmt.size(fit.predicted.total_bytes), "title")]
     if available is None:
         return [*label, *peak]
+    change = fmt.percent_change(fit.predicted.total_bytes, reference_bytes)
+    if change is not None:
+        peak.append((f" ({fmt.signed_percent(change)})", "warning" if change > 0 else "success"))
     with_context = available.with_context and fit.predicted.context_bytes
     peak.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     peak.append((f" of {fmt.size(available.size_bytes)}", "text"))

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import mean_of_known
-from trainfast_tui.live.figures import (
-    Figures,
-    counted_steps,
-    first_and_last_loss,
-    peak_allocated_bytes,
-    planned_steps,
-    predicted_peak_bytes,
-    run_figures,
-    seconds_left,
-    step_words,
-    worst_gpu,
-)
+from trainfast_tui.live import figures as live_figures
 from trainfast_tui.painting import ShownRunWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_lines import bar, stacked_cells
@@ -53,7 +43,7 @@ class StepPanel(ShownRunWidget):
         run = self._run
         if run is None:
             return []
-        figures, is_doubtful = run_figures(run), run.result is not None and bool(run.result.doubts)
+        figures, is_doubtful = live_figures.run_figures(run), run.result is not None and bool(run.result.doubts)
         watched = [conditions_line(run, width)] if has_conditions(run) else []
         return [
             _progress_line(run, width),
@@ -65,19 +55,19 @@ class StepPanel(ShownRunWidget):
 
 
 def _progress_line(run: RunSnapshot, width: int) -> Line:
-    steps_done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
+    steps_done, planned = (run.steps[-1].step if run.steps else 0), live_figures.planned_steps(run)
     share = steps_done / planned if planned else None
-    left_s = seconds_left(run)
+    left_s = live_figures.seconds_left(run)
     if run.is_live:
         end = f"{fmt.duration(left_s)} left" if left_s is not None else ""
     else:
         seconds_taken = run.result.seconds if run.result is not None else None
         end = f"took {fmt.duration(seconds_taken)}" if seconds_taken is not None else ""
-    words, label = step_words(run), f" {fmt.fraction(share)}  {end}"
+    words, label = live_figures.step_words(run), f" {fmt.fraction(share)}  {end}"
     return [(f"{words} ", "title"), *bar(share, max(4, width - len(words) - 1 - len(label))), (label, "text")]
 
 
-def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
+def _speed_line(figures: live_figures.Figures, width: int, *, is_doubtful: bool) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
     rate = f"{DOUBT_SIGN} " * is_doubtful + fmt.per_second(figures.samples_per_s, "samples")
     tone: Tone = "warning" if is_doubtful else "muted" if figures.warming_up else "title"
@@ -92,13 +82,15 @@ def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
 
 
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
-    (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
+    (first, last), peak = live_figures.first_and_last_loss(run), live_figures.peak_allocated_bytes(run)
     line: Line = [
         (f"{f'loss {fmt.number(first)} → {fmt.number(last)}':<{FIRST_COLUMN_CELLS}} ", "text"),
         (f"peak {peak_word_of(run.run_file)} ", "muted"),
         (fmt.size(peak), "text"),
     ]
-    predicted = predicted_peak_bytes(run)
+    predicted = live_figures.predicted_peak_bytes(run)
+    if width >= LONG_STEP_WORDS_FROM and (course := loss_course([step.loss for step in run.steps])):
+        line.insert(1, (f"{course}  ", "accent"))
     if predicted is not None and width >= LONG_STEP_WORDS_FROM:
         line += [(f" ({against_predicted_memory(peak, predicted)})", "muted")]
     if run.synthetic:
@@ -109,6 +101,20 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
         wrapper = f"{actual.wrapper}, " if actual.wrapper not in (None, "none") else ""
         line += [(f"   {ranks}{wrapper}{actual.compute_dtype or ''} on {actual.device or ''}", "muted")]
     return line
+
+
+LOSS_CELLS, BARS = 12, "▁▂▃▄▅▆▇█"
+
+
+def loss_course(losses: Sequence[float | None]) -> str:
+    """Return the losses as bars over time, each the mean of equally many; empty before there are two."""
+    known = [loss for loss in losses if loss is not None]
+    cells = min(LOSS_CELLS, len(known))
+    if cells < 2:
+        return ""
+    means = [fmean(known[len(known) * cell // cells : len(known) * (cell + 1) // cells]) for cell in range(cells)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means)
 
 
 def _phase_lines(phases: dict[str, float | None], width: int) -> list[Line]:
@@ -152,7 +158,7 @@ def has_conditions(run: RunSnapshot) -> bool:
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
-    conditions, long_words = counted_steps(run), width >= LONG_STEP_WORDS_FROM
+    conditions, long_words = live_figures.counted_steps(run), width >= LONG_STEP_WORDS_FROM
     warming = steadiness(run, short=not long_words)
     if not conditions:
         return warming
@@ -200,7 +206,7 @@ def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words
     line = line or [("throttled " if long_words else "", "muted")]
     for index, (shade, ms) in enumerate(throttled):
         line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
-        worst = worst_gpu(conditions, shade.cause)
+        worst = live_figures.worst_gpu(conditions, shade.cause)
         line += [("" if worst is None else f" (GPU {worst})", "muted")]
     return [*line, (" a step" if long_words else "", "muted")]
 

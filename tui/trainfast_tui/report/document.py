@@ -26,13 +26,7 @@ from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.verdict import mismatches
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
 from trainfast_runner.running.settling import final_result
-from trainfast_runner.search.batch_journal import (
-    BatchEnded,
-    BatchQuestion,
-    BatchSnapshot,
-    ConfirmationRun,
-    Probe,
-)
+from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion, BatchSnapshot, ConfirmationRun, Probe
 from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion, CandidateVerdict
 from trainfast_runner.settings.device_counts import ranks_with_samples

@@ -9,14 +9,23 @@ from typing import NamedTuple
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.results.comparison import RUN_TO_RUN
 from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe
+from trainfast_runner.search.batch_journal import (
+    CONFIRM_STEP,
+    BatchAnswer,
+    BatchSnapshot,
+    ConfirmationRun,
+    Probe,
+)
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
+from trainfast_tui.panels.ask import ask_text
 from trainfast_tui.panels.table_view import TablePage, TableRow, table_lines
 from trainfast_tui.screens.search import SearchScreen, SearchStart
 from trainfast_tui.session import Session
@@ -37,9 +46,13 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
 
     def __init__(self, session: Session, next_run: NextRun) -> None:
         super().__init__(session, next_run)
-        ranks = next_run.ranks(session.machine)
-        self._limit = limit_notice(next_run.spec, session.machine, ranks, read_host_free_bytes())
-        """The notice of the memory limit when the screen was opened."""
+        self._set_next_run(next_run)
+
+    def _set_next_run(self, next_run: NextRun) -> None:
+        """Ask about this run, with the notice of its memory limit as of now."""
+        machine = self.session.machine
+        self._next_run = next_run
+        self._limit = limit_notice(next_run.spec, machine, next_run.ranks(machine), read_host_free_bytes())
 
     def is_answered_by(self, search: BatchSnapshot) -> bool:
         return has_same_settings(search, self._next_run.spec) and search.state in ANSWERED_STATES
@@ -57,7 +70,8 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return None if answer is None else answer.confirmation_run_id
 
     def useless_keys(self) -> set[str]:
-        return set() if self._is_asking or offers(self._search) else {"apply"}
+        useless = set() if self._is_asking or offers(self._search) else {"apply"}
+        return useless | ({"limit"} if self.search_control.is_active else set())
 
     def search_to_start(self) -> SearchStart:
         """Return the search to start: an answered one starts over, as it has no next step."""
@@ -79,6 +93,20 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
                 self.session.post(Notified(words, "warning"))
         else:
             self.notify("There is no answer to apply.", severity="warning")
+
+    def action_limit(self) -> None:
+        """Ask for the memory limit of the next search, in place of a search that has ended."""
+        if self.search_control.is_active:
+            self.notify("A live search keeps its limit.", severity="warning")
+            return
+
+        def set_limit(text: str) -> None:
+            self._set_next_run(self.session.set_next_run(self._next_run.with_value("memory_limit", text)))
+            self._is_asking = True
+            self.show_newest()
+
+        entry, present_text = KNOBS_BY_NAME["memory_limit"], self._next_run.text_of("memory_limit")
+        ask_text(self.app, "Memory limit of the search", entry.values.describe(), present_text, set_limit)
 
 
 OOM_ABOVE_LIMIT = 1.03
@@ -236,6 +264,22 @@ def _outcome(attempt: Probe | ConfirmationRun, search: BatchSnapshot) -> tuple[O
     return outcome, f"{outcome.noun}{phase}{rank}{retries}"
 
 
+def _flat_from(search: BatchSnapshot, answer: BatchAnswer) -> tuple[int | None, str]:
+    """Return the smallest tried size that is as fast as the largest, and the memory that it spares; None without one.
+
+    There is none on a CPU, where the speeds of a search do not rank.
+    """
+    fit, largest = search.tightest_fit, answer.max_batch
+    least = (answer.samples_per_s or 0.0) * (1 - RUN_TO_RUN)
+    sizes = [
+        run.batch_size for run in _attempts(search) if run.batch_size < largest and (run.samples_per_s or 0) >= least
+    ]
+    if answer.fastest_batch is None or fit is None or not least or not sizes:
+        return None, ""
+    spared_bytes = (answer.headroom_bytes or 0) + fit.need_bytes(largest) - fit.need_bytes(min(sizes))
+    return min(sizes), f"as fast as {largest:,}, with {fmt.size(spared_bytes)} to spare"
+
+
 class Offer(NamedTuple):
     """An offer at the end of a search."""
 
@@ -249,7 +293,7 @@ class Offer(NamedTuple):
 def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     """Return the batch sizes found, the recommended one first; if nothing fits, the changes that would help."""
     ended = search.ended if search is not None else None
-    if ended is None:
+    if search is None or ended is None:
         return ()
     if ended.answer is None:
         return tuple(
@@ -262,8 +306,9 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     multiple = f"the largest multiple of {LARGE_ALIGNED_UNIT}" if is_large else f"a multiple of {ALIGNED_UNIT}"
     batches = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
+        ("flat from", *_flat_from(search, answer)),
         ("aligned", answer.aligned_batch, multiple),
-        ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
+        ("largest", answer.max_batch, "confirmed in a fresh process" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
     return tuple(

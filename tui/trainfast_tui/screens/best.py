@@ -27,34 +27,8 @@ from trainfast_tui.panels.table_view import TablePage, TableRow, table_lines
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen, SearchStart
 from trainfast_tui.session import Session
+from trainfast_tui.text import best_words as wording
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.best_words import (
-    ABOUT_SCRIPT_SEARCH,
-    ABOUT_SEARCH,
-    EFFECT_HEADER,
-    EVERY_KNOB,
-    OBJECTIVES,
-    START_HINT,
-    best_answer_rows,
-    best_label,
-    best_question_rows,
-    best_words,
-    candidate_knob_texts,
-    candidate_words,
-    chance_words,
-    count_rows,
-    effect_rows,
-    estimate_lines,
-    figure_with_interval_text,
-    is_doubtful,
-    is_final,
-    left_alone_lines,
-    objective_of,
-    question_lines,
-    unit_of,
-    varied_line,
-    vary_text,
-)
 from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.search_states import state_words
@@ -84,10 +58,10 @@ def plan_best(spec: RunSpec, request: BestRequest, python: TrainingPython) -> Be
 
     plan = plan_spec_best(spec, request, python)
     question = plan.question
-    lines = [varied_line(question.vary, question.global_batch), *estimate_lines(plan)]
+    lines = [wording.varied_line(question.vary, question.global_batch), *wording.estimate_lines(plan)]
     texts: list[Piece] = [(fmt.plain(line), "text") for line in lines]
     # The smallest screen may have no room for the knobs left alone: they come last.
-    texts += [(fmt.plain(line), "muted") for line in left_alone_lines(question.left_alone)]
+    texts += [(fmt.plain(line), "muted") for line in wording.left_alone_lines(question.left_alone)]
     return BestPlanned(request, texts, question.vary, question.global_batch)
 
 
@@ -149,10 +123,10 @@ class BestScreen(SearchScreen["BestSoFar"]):
             self.show_newest()
 
     def question_rows(self) -> list[LabelledText]:
-        parts = best_question_rows(self._request, self._planned.global_batch, fresh=self._is_fresh)
+        parts = wording.best_question_rows(self._request, self._planned.global_batch, fresh=self._is_fresh)
         return [
-            ("", ABOUT_SCRIPT_SEARCH if self._next_run.script is not None else ABOUT_SEARCH, "muted"),
-            ("", START_HINT, "title"),
+            ("", wording.ABOUT_SCRIPT_SEARCH if self._next_run.script is not None else wording.ABOUT_SEARCH, "muted"),
+            ("", wording.START_HINT, "title"),
             *((f"{name:<16}", value, "text") for name, value in parts),
             *(("", text, tone) for text, tone in self._planned.texts),
         ]
@@ -165,7 +139,7 @@ class BestScreen(SearchScreen["BestSoFar"]):
         useless = set() if self._is_asking else {ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh"}
         if self.search_control.is_active:
             useless.add(ASK_VARY)  # beside an ended search the key asks a new question
-        elif self._search is not None and not is_final(self._search.answer, self._search.state):
+        elif self._search is not None and not wording.is_final(self._search.answer, self._search.state):
             useless.discard(ASK_BUDGET)
         if not self._is_asking and (self._search is None or self._search.best is None):
             useless.add("apply")
@@ -184,7 +158,7 @@ class BestScreen(SearchScreen["BestSoFar"]):
         elif search.best is None or search.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self.apply_knobs(search.question, candidate_knob_texts(search, search.best.number))
+            self.apply_knobs(search.question, wording.candidate_knob_texts(search, search.best.number))
 
     def action_ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget` of the next search's question, and plan with the answer."""
@@ -210,15 +184,15 @@ class BestScreen(SearchScreen["BestSoFar"]):
 
         match part:
             case "vary":
-                varied = vary_text(request.vary or self._planned.vary)
-                hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
+                varied = wording.vary_text(request.vary or self._planned.vary)
+                hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {wording.EVERY_KNOB}."
                 ask("Knobs to vary", hint, varied, lambda text: {} if text.strip() == varied else _read_vary(text))
             case "batch":
                 batch = "" if request.global_batch is None else str(request.global_batch)
                 hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
                 ask("Global batch", hint, batch, _read_batch)
             case "objective":
-                hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
+                hints = [(name, objective.hint) for name, objective in wording.OBJECTIVES.items()]
                 ask_choice(self.app, "Search for", hints, on_objective, current=request.objective)
             case "budget":
                 minutes, seconds = divmod(request.budget_s, 60)
@@ -307,11 +281,13 @@ def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search, the best setting so far, and the time."""
     doubt: Piece = (f"{DOUBT_SIGN} ", "warning")
     sign, tone = state_sign(so_far.state)
-    lines = labelled(doubt if is_doubtful(so_far) else (f"{sign} ", tone), state_words(so_far), width, "title")
+    lines = labelled(doubt if wording.is_doubtful(so_far) else (f"{sign} ", tone), state_words(so_far), width, "title")
     if so_far.best is not None and so_far.space is not None:
-        label = best_label(so_far.answer, so_far.state)
-        best = candidate_words(so_far.space, so_far.best.number)
-        lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
+        label = wording.best_label(so_far.answer, so_far.state)
+        best = wording.candidate_words(so_far.space, so_far.best.number)
+        if so_far.best.number == so_far.space.baseline_number:
+            best += f": {wording.candidate_text(so_far, so_far.best.number)}"
+        lines += labelled((f"{label} {wording.best_words(so_far)}  ", "accent"), best, width)
     for doubted in so_far.answer_doubts:
         lines += labelled(doubt, doubted.text, width, "warning")
     measured = counted(len(so_far.attempts), "measurement")
@@ -320,7 +296,7 @@ def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
     if so_far.is_live:
         budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
         words = f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
-        words = "; ".join(filter(None, (chance_words(so_far), words)))
+        words = "; ".join(filter(None, (wording.chance_words(so_far), words)))
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
@@ -329,7 +305,7 @@ def _varied_lines(so_far: BestSoFar, width: int) -> list[Line]:
     question = so_far.question
     if question is None or so_far.attempts:
         return []
-    lines = question_lines(question.vary, question.left_alone, question.global_batch)
+    lines = wording.question_lines(question.vary, question.left_alone, question.global_batch)
     return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
 
 
@@ -338,9 +314,9 @@ def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
     answer = so_far.answer
     if answer is None or so_far.space is None or so_far.ended is None:
         return []
-    effects = [*effect_rows(answer)]
-    lines = fmt.toned_table(EFFECT_HEADER, effects, ["text"] * len(effects), width) if effects else []
-    for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far)):
+    effects = [*wording.effect_rows(answer)]
+    lines = fmt.toned_table(wording.EFFECT_HEADER, effects, ["text"] * len(effects), width) if effects else []
+    for label, words in (*wording.best_answer_rows(so_far, answer), *wording.count_rows(so_far)):
         if label in ANSWER_ROWS:
             lines += labelled((f"{label:<18}", "muted"), words, width)
     return lines
@@ -352,7 +328,7 @@ def _chart(so_far: BestSoFar, width: int, height: int) -> list[Line]:
     chart = scatter_chart(points, so_far.limit_bytes, width, height - 1) if height >= MIN_CHART_LINES else []
     if not chart:
         return []
-    title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
+    title: Line = [(f"{wording.objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
     tones = {point.sign: point.tone for point in points}
     for sign, words in SIGN_MEANINGS.items():
@@ -397,7 +373,7 @@ def _number_under_way(so_far: BestSoFar) -> int | None:
 def _unit(so_far: BestSoFar) -> tuple[str, float]:
     """Return the unit of the table and its divisor, chosen for the first figure and kept for all."""
     first = next(iter(so_far.values.values()), None)
-    return unit_of(so_far.objective, first.median if first is not None else 0.0)
+    return wording.unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
 def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
@@ -409,12 +385,12 @@ def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
         sign: Piece = (DOUBT_SIGN, "warning") if attempt.counts_disturbed else (outcome.sign, outcome.tone)
         words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
         if (value := so_far.values.get(index)) is not None:
-            words = figure_with_interval_text(value, divisor)
+            words = wording.figure_with_interval_text(value, divisor)
         if attempt.outcome == "slow":
             words += ", given up"
         elif attempt.outcome == "void" and words != "void":
             words = f"void: {words}"
-        candidate = candidate_words(so_far.space, attempt.candidate_number, short=True)
+        candidate = wording.candidate_words(so_far.space, attempt.candidate_number, short=True)
         steps, process = _process_of(attempt)
         if not isinstance(attempt, Trial) and attempt.knob is not None:
             candidate = f"{attempt.knob} of {candidate}"
@@ -422,7 +398,7 @@ def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
         yield TableRow(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), note)
     number = _number_under_way(so_far)
     if number is not None and so_far.newest_step is not None:
-        candidate = candidate_words(so_far.space, number, short=True)
+        candidate = wording.candidate_words(so_far.space, number, short=True)
         yield TableRow(("▸", "accent"), (candidate, "", "", "", ""), so_far.newest_step.why, "title")
 
 

@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.units import counted
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.snapshot import SearchKind, Snapshot
@@ -154,9 +154,9 @@ class MainScreen(AppScreen):
         key = f"{run.run_id} {run.state}" if run is not None else None
         if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
-            if run is not None:
-                label = self.session.run_words(run.run_id)
-                status.show_text(f"{label}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
+            reason = "" if run is None else with_sizes(notable_reason(run.state, run.reason))
+            # The header has the state.
+            status.show_text(f"{self.session.run_words(run.run_id)}: {reason}" if run and reason else "", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run

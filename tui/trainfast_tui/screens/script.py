@@ -19,17 +19,10 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import script_index, script_name
 from trainfast_runner.running.command import read_command
 from trainfast_runner.running.discovery import LIMIT_S
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import save_script_preset
-from trainfast_runner.settings.script_preset import (
-    FlagMapping,
-    flag_tokens,
-    flag_words_text,
-    mapping_typed,
-    propose,
-    split_words,
-)
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, ways_without_flag
 from trainfast_tui.control.messages import Message, Notified, TrainingPython
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
@@ -121,7 +114,7 @@ class ScriptScreen(AppScreen):
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._findings.command:
                 self.view.to_top()
-                mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
+                mapping = {flag_mapping.knob: flag_mapping for flag_mapping in script_preset.propose(discovered.flags)}
                 self._change(discovered=discovered, mapping=mapping)
             case DiscoveryRefused(command, error) if command == self._findings.command:
                 self._change(refusal=error.line_without_option())
@@ -219,10 +212,10 @@ class ScriptScreen(AppScreen):
         findings = self._findings
         assert findings.discovered is not None
         flags = findings.discovered.flags
-        before = flag_words_text(findings.mapping[name].flag_words) if name in findings.mapping else ""
+        before = script_preset.flag_words_text(findings.mapping[name].flag_words) if name in findings.mapping else ""
 
         def set_flag(text: str) -> None:
-            flag_mapping = mapping_typed(name, text, flags, GIVEN_REASON)
+            flag_mapping = script_preset.mapping_typed(name, text, flags, GIVEN_REASON)
             if text != before:
                 self._change(name, mapping={**self._findings.mapping, name: flag_mapping})
 
@@ -290,7 +283,7 @@ class ScriptFindings:
     """The start of discovery (CLOCK_MONOTONIC)."""
     discovered: Discovered | None = None
     """The flags of the script; None before discovery has found them."""
-    mapping: Mapping[str, FlagMapping] = field(default_factory=dict)
+    mapping: Mapping[str, script_preset.FlagMapping] = field(default_factory=dict)
     """The flag of each mapped knob."""
     refusal: str = ""
     """The reason discovery failed."""
@@ -319,20 +312,22 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     return [*lines, *fmt.labelled(("found   ", "muted"), waiting, width, "muted")]
 
 
-def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
+def _knob_line(flag_mapping: script_preset.FlagMapping, is_current: bool, width: int) -> Line:
     value = "" if flag_mapping.value is None else f"now {KNOBS_BY_NAME[flag_mapping.knob].text_of(flag_mapping.value)}"
     knob = f"{'▸' if is_current else ' '} {flag_mapping.knob:<{KNOB_CELLS}} "
-    words = fmt.to_width(fmt.plain(flag_words_text(flag_mapping.flag_words)), width - len(knob) - 1 - len(value))
+    words = fmt.to_width(
+        fmt.plain(script_preset.flag_words_text(flag_mapping.flag_words)), width - len(knob) - 1 - len(value)
+    )
     return [(f"{knob}{words} {value}", "cursor" if is_current else "text")]
 
 
-def _flag_lines(flags: Sequence[Flag], mapping: Sequence[FlagMapping], words: str) -> list[Line]:
+def _flag_lines(flags: Sequence[Flag], mapping: Sequence[script_preset.FlagMapping], words: str) -> list[Line]:
     """Return a row for each flag that contains all `words`: its names, type, the knobs that take it, its default."""
     rows = []
     for flag in flags:
         names = fmt.plain(", ".join(flag.names))
         if fmt.has_all_words(f"{names} {flag.type}", words):
-            taking = [each.knob for each in mapping if set(flag.names) & flag_tokens(each.flag_words)]
+            taking = [each.knob for each in mapping if set(flag.names) & script_preset.flag_tokens(each.flag_words)]
             rows.append((f"  {names}", flag.type, ", ".join(taking), default_words(flag)))
     return [[(line, "text")] for line in fmt.table(("", "", "", ""), rows, MAX_FLAG_CELLS)[1:]]
 
@@ -346,7 +341,7 @@ def split_command(text: str) -> list[str]:
 
     Raises UserError for a text that is not a command, or one that cannot start in this folder.
     """
-    words = [os.path.expanduser(word) for word in split_words(text, "command")]
+    words = [os.path.expanduser(word) for word in script_preset.split_words(text, "command")]
     shell_word = next((word for word in words if word in SHELL_WORDS), None)
     if shell_word is not None:
         raise UserError(f"no shell runs the command, so {shell_word} has no meaning in it", key="command")

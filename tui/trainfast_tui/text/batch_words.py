@@ -105,7 +105,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
     """
-    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
+    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs and key != "memory_limit"}
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("the device's free memory" if own_limit is None else f"memory_limit={own_limit}")
     rows, hint = [("knobs", ", ".join(typed_overrides(overrides)) or "as the preset")], START_HINT
@@ -114,7 +114,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
         rows.append(("sizes", f"continues the search that has tried {sizes}"))
         if earlier.asked.limits_bytes:
             limit = f"{limits_words(earlier.asked.limits_bytes)}, as it began ({earlier.asked.limit_words})"
-    rows.append(("limit", limit))
+    rows.append((f"{key_of('batch', 'limit')} limit", limit))
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
         ("", hint, "title"),

@@ -100,8 +100,8 @@ def _threshold_words(condition: Condition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
     figure, operator, threshold = condition
     if operator == "in":
-        return f"   the rule: one of {', '.join(threshold)}"
-    return f"   the rule: {'below' if operator == '<' else 'at least'} {figure_text(figure, threshold)}"
+        return f"   counts if {' or '.join(threshold)}"
+    return f"   counts {'below' if operator == '<' else 'from'} {figure_text(figure, threshold)}"
 
 
 def cost_words(diagnosis: Diagnosis) -> str:

@@ -57,7 +57,7 @@ def events_of_run(run: RunSnapshot | None) -> list[DescribedEvent]:
 def _compilations(steps: Sequence[Step]) -> list[DescribedEvent]:
     return [
         DescribedEvent(
-            step.begin_ns, "c", "accent", f"step {step.step} compiled: it took {fmt.duration(step.step_ms / 1e3)}"
+            step.begin_ns, "c", "accent", f"step {step.step:,} compiled: it took {fmt.duration(step.step_ms / 1e3)}"
         )
         for step in steps
         if step.compiling

@@ -211,7 +211,7 @@ _LIKENESS = str.maketrans(
         **dict(zip("–…°µ×²·≥≤“”\u00a0", '-~ ux2.><"" ', strict=True)),
         **dict(zip("▸•●○■✓✗↑↓←→Δ±≈", ">*@O#vx^v<>d+~", strict=True)),
         **dict(zip("█▓▒░▚╱╲┊", "#%+:&/\\!", strict=True)),
-        **dict(zip("▏▎▍▌▋▊▉", "...####", strict=True)),
+        **dict(zip("▏▎▍▌▋▊▉▁▂▃▄▅▆▇", "...####__--==^", strict=True)),
         **dict(zip("─━╌┄┈│┃┤├└╭╮╰╯", "-=--_||||+++++", strict=True)),
     }
 )

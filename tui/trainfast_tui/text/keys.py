@@ -209,6 +209,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _back("b", help="Back to the main screen; the search goes on.", id="leave"),
         Action("cancel", "s", "stop", "Stop the search and keep its journal."),
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
+        Action("limit", "l", "limit", "Set the memory limit of the next search."),
         *_shares("the answer"),
         *_moves("TableView", "answer, row of sizes, or line of the question"),
     ),
@@ -252,6 +253,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     ),
     "compare": (
         _back("c"),
+        Action("in_turn", "a", "run A B A B", "Run both settings again in turn, twice each, and compare those runs."),
         Action("swap", "x", "swap", "Exchange the two sides."),
         *_shares("the two runs"),
         *_moves("Page", "line"),

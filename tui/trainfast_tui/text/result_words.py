@@ -14,17 +14,7 @@ from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.records.run_file import SCHEMA, ScriptFigures
 from trainfast_runner.records.run_lines import Actual, RunStart
 from trainfast_runner.records.worker_lines import WARM_ROLES
-from trainfast_runner.results.comparison import (
-    BETTER,
-    DIFFERENT_SAMPLE_VERDICTS,
-    DIFFERENT_SEQ_LEN,
-    DOUBTFUL,
-    NOISE,
-    STRICT_THRESHOLDS,
-    WORSE,
-    Comparison,
-    ComparisonRow,
-)
+from trainfast_runner.results import comparison as verdicts
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
@@ -243,7 +233,7 @@ def value_text(name: str, value: Any) -> str:
     return "the preset's" if value is None else str(value)
 
 
-def difference_text(row: ComparisonRow) -> str:
+def difference_text(row: verdicts.ComparisonRow) -> str:
     """Return the difference of the two figures with its sign and unit; empty if one is unknown."""
     if row.a is None or row.b is None:
         return ""
@@ -252,54 +242,63 @@ def difference_text(row: ComparisonRow) -> str:
     return sign + figure_with_unit(abs(delta), row.unit)
 
 
-def interval_text(row: ComparisonRow) -> str:
+def interval_text(row: verdicts.ComparisonRow) -> str:
     """Return the 95 % CI in percent, `+1.4 to +5.5 %`; empty if it cannot be computed."""
     return "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent)
 
 
-def verdict_words(comparison: Comparison) -> str | None:
+def verdict_words(comparison: verdicts.Comparison) -> str | None:
     """Return the verdict; None if a run's throughput is unknown."""
     row = comparison.rows[0]
     if row.percent is None:
         return None
-    if row.verdict == STRICT_THRESHOLDS:
+    if row.verdict == verdicts.STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
-    if row.verdict == DIFFERENT_SEQ_LEN:
+    if row.verdict == verdicts.DIFFERENT_SEQ_LEN:
         return f"Samples/s are {row.verdict}; compare tokens/s."
-    if row.verdict in DIFFERENT_SAMPLE_VERDICTS:
+    if row.verdict in verdicts.DIFFERENT_SAMPLE_VERDICTS:
         return f"Speed is {row.verdict}."
     certainty = f"95 % CI: {interval_text(row)}" if row.interval_percent else "too few steps for a 95 % CI"
-    if row.verdict == NOISE:
+    if row.verdict == verdicts.NOISE:
         return f"No significant difference in throughput ({certainty})."
     direction = "more" if row.percent > 0 else "less"
     difference = f"B has {fmt.percent(abs(row.percent), 1)} {direction} throughput than A"
-    if row.verdict == DOUBTFUL:
+    if row.verdict == verdicts.DOUBTFUL:
         return f"Doubtful: {difference}, but"
     return f"{difference} ({certainty})."
 
 
-def verdict_reasons(comparison: Comparison) -> list[str]:
-    """Return the reasons for doubt, and a way to a verdict without it; empty if no doubt touches the runs."""
+def verdict_reasons(comparison: verdicts.Comparison, advice: str = REPEAT_ADVICE) -> list[str]:
+    """Return the reasons for doubt, and `advice` on a verdict without it; empty if no doubt touches the runs."""
     is_by_conditions = any(doubt.kind not in NOT_BY_CONDITIONS for doubt in comparison.doubts)
-    return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[REPEAT_ADVICE] * is_by_conditions]
+    return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[advice] * is_by_conditions]
 
 
-VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
+VERDICT_TONES: dict[str, Tone] = {verdicts.BETTER: "success", verdicts.WORSE: "error", verdicts.DOUBTFUL: "warning"}
 
 
-def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
-    """Yield the verdict with its doubts and notes, then the settings, figures and conditions, in `width` cells."""
+def comparison_lines(comparison: verdicts.Comparison, width: int, advice: str = REPEAT_ADVICE) -> Iterator[Line]:
+    """Yield the verdict with its doubts and notes, the conditions, the settings and the figures, in `width` cells.
+
+    `advice` says how a doubtful verdict becomes a sure one.
+    """
     tone = VERDICT_TONES.get(comparison.rows[0].verdict, "text")
     yield from paragraph(verdict_words(comparison) or "", width, tone)
-    for reason in verdict_reasons(comparison):
+    for reason in verdict_reasons(comparison, advice):
         yield from labelled((f"{DOUBT_SIGN} ", "warning"), reason, width, "warning")
     for note in map(fmt.with_sizes, comparison.notes):
         yield from labelled(("note: ", "muted"), note, width, "warning")
+    if comparison.conditions:
+        conditions = [
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
+            for row in comparison.conditions
+        ]
+        tones: list[Tone] = ["warning" if row.differs else "text" for row in comparison.conditions]
+        yield from toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
     yield []
-    if comparison.knobs:
-        knobs = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
-        yield from toned_table(("KNOB", "A", "B"), knobs, ["text"] * len(knobs), width)
-    else:
+    for name, a, b in comparison.knobs:
+        yield from labelled((f"{name} ", "title"), f"{value_text(name, a)} -> {value_text(name, b)}", width)
+    if not comparison.knobs:
         yield [("the same settings", "text")]
     yield []
     figures = [
@@ -317,11 +316,3 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     tones = [VERDICT_TONES.get(row.verdict, "text") for row in comparison.shown_rows]
     yield from toned_table(header, figures, tones, width, drop=("95 % CI", "CHANGE"))
-    if comparison.conditions:
-        yield []
-        conditions = [
-            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
-            for row in comparison.conditions
-        ]
-        tones = ["warning" if row.differs else "text" for row in comparison.conditions]
-        yield from toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)

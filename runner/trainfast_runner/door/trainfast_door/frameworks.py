@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 from typing import Any
 
@@ -109,6 +110,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
             run.count_steps_of(HF_TRAINER)
+            run.planned_steps = getattr(state, "max_steps", None)
             # The loss of a step is logged after its end.
             run.waits_for_loss = True
             batch = getattr(state, "train_batch_size", None) or args.train_batch_size
@@ -188,6 +190,8 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             run.count_steps_of(LIGHTNING)
             self._steps_before = trainer.global_step
+            if math.isfinite(steps := trainer.estimated_stepping_batches):
+                run.planned_steps = int(steps)
             precision = str(trainer.precision)
             run.ran.update(
                 precision=PRECISION_BY_LIGHTNING_NAME.get(precision, precision),

@@ -79,6 +79,8 @@ class ScriptRun:
         """The reporter whose steps are counted."""
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
+        self.planned_steps: int | None = None
+        """The steps of the whole training, where the framework knows them."""
         self.hooks: dict[str, None] = {}
         """Names of the hooks that were called in this process, in the order of their first calls."""
         self.suppressed: dict[str, None] = {}
@@ -250,6 +252,7 @@ class ScriptRun:
             hooks=list(self.hooks),
             samples_from=max(self._sources, key=self._sources.__getitem__, default=None),
             unknown=self.unknown,
+            planned_steps=self.planned_steps,
             ran=self.ran,
             suppressed=list(self.suppressed),
             limit_peak_bytes=self.memory_limit.peak_bytes(),

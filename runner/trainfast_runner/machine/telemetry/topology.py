@@ -11,14 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trainfast_runner.machine.telemetry import binding
-from trainfast_runner.machine.telemetry.binding import (
-    NvmlError,
-    NvmlFailure,
-    answer_or_none,
-    ask_once,
-    call,
-    gpu_count,
-)
+from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, answer_or_none, ask_once, call, gpu_count
 from trainfast_runner.machine.telemetry.device import Handle
 from trainfast_runner.units import gpus_text
 

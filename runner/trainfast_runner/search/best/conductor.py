@@ -55,12 +55,7 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.conductor import (
-    Conductor,
-    SearchCaller,
-    WarmProcess,
-    wait_until,
-)
+from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, wait_until
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import with_predicted_speed
