@@ -114,7 +114,7 @@ def _own_s() -> float:
             continue
 
 
-OBSERVED_S, STALE_S = 0.3, 3.0
+OBSERVED_S, STALE_S = 0.25, 3.0
 """Seconds of watching the cores before a launch, and the most: older windows say little of now."""
 IDLE_CORES = 0.05
 """Chosen, not measured: share of one core below which others leave the machine idle."""
