@@ -88,14 +88,16 @@ class Standby:
         with suppress(OSError):  # it has died
             for _ in range(self._ranks):
                 self._channel.send(go)
+        heard, since_s = -1, 0.0
         while self._gone < self._ranks and not requests.pending:
-            within_s = GOES_WITHIN_S if self._ready == self._ranks else IMPORTS_WITHIN_S
-            requests.wait(within_s, [self._channel.fileno()])
-            heard = self._ready + self._gone
+            if heard != self._ready + self._gone:
+                heard, since_s = self._ready + self._gone, time.monotonic()
+            left_s = since_s + (GOES_WITHIN_S if self._ready == self._ranks else IMPORTS_WITHIN_S) - time.monotonic()
+            if left_s <= 0:
+                return "the standby did not answer"
+            requests.wait(left_s, [self._channel.fileno()])
             if not self._read_channel():
                 return "the standby died"
-            if self._ready + self._gone == heard and not requests.pending:
-                return "the standby did not answer"
         self._channel.close()
         return ""
 
