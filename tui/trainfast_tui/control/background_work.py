@@ -321,7 +321,7 @@ class BackgroundWork:
         self.oom_explainer = OomExplainer(post, python)
         self._home = home
         self._standby_key: tuple[object, ...] = ()
-        """What the standby was made for; empty while the device is used, as the run has taken it."""
+        """The next run that the standby was made for; empty while the device is used, as a run has taken it."""
 
     def stop(self, wait_s: float) -> None:
         """End all work, and wait at most this long for each trace's process to end."""
