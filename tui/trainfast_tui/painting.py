@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -17,7 +16,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
-from trainfast_tui.text.format import Line, Tone, plain, truncate
+from trainfast_tui.text.format import Line, Tone, cell_len, plain, truncate
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

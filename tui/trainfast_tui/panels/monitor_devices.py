@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rich.cells import cell_len
-
 from trainfast_runner.machine.device_events import BUSY_PERCENT
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.throttle import causes_of
@@ -21,7 +19,7 @@ from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_lines import gpu_line, host_line
 from trainfast_tui.text.event_words import SHADES, severity_rank, shade_of
-from trainfast_tui.text.format import Line, Tone, labelled, line_length, moved_cursor, packed, paragraph
+from trainfast_tui.text.format import Line, Tone, cell_len, labelled, line_length, moved_cursor, packed, paragraph
 from trainfast_tui.text.topology import pcie_link
 
 INDENT = 6
@@ -49,7 +47,7 @@ class MonitorDevices(PaintedWidget):
     def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
         """Take a snapshot without drawing it: the screen divides its rows first. `used_uuids` are a live run's GPUs."""
         self._snapshot, self._used_uuids, self._lines_for = snapshot, used_uuids, (0, 0)
-        if (tick := snapshot.tick) is not None and abs(tick.t_ns - self._counted_ns) >= MINUTE_NS // 30:
+        if (tick := snapshot.tick) is not None and abs(tick.t_ns - self._counted_ns) >= MINUTE_NS // 15:
             self._last_minute, self._counted_ns = _last_minute(snapshot, tick), tick.t_ns
 
     def action_choose(self, by: int) -> None:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Tone, line_length
+from trainfast_tui.text.format import Line, Tone, cell_len, line_length
 from trainfast_tui.text.memory_words import no_memory_words
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+import rich.cells
+from rich.cells import set_cell_size
 
 from trainfast_runner import units
 
@@ -174,6 +175,11 @@ def plain(text: str, width: int | None = None) -> str:
     """
     text = units.plain(text)
     return text if width is None else truncate(text, width)
+
+
+def cell_len(text: str) -> int:
+    """Return the terminal cells of plain text. Rich looks up every text, which is a twentieth of a monitor's frame."""
+    return len(text) if text.isascii() else rich.cells.cell_len(text)
 
 
 def truncate(text: str, width: int) -> str:
