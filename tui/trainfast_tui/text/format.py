@@ -178,8 +178,8 @@ def plain(text: str, width: int | None = None) -> str:
 
 
 def cell_len(text: str) -> int:
-    """Return the terminal cells of plain text. Rich looks up every text, which is a twentieth of a monitor's frame."""
-    return len(text) if text.isascii() else rich.cells.cell_len(text)
+    """Return the terminal cells of a text. Rich looks up every text, which is a twentieth of a monitor's frame."""
+    return len(text) if text.isascii() and text.isprintable() else rich.cells.cell_len(text)
 
 
 def truncate(text: str, width: int) -> str:
