@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.best_fit_replay import FakeConductor, leader_within, question, replay
 from benchmarks.best_fit_spaces import COMPILED, LaunchBound, Synthetic, Terrain, cold_grid_s, recorded, regret
-from benchmarks.meter import Row, at_most, options, print_columns, print_table
+from benchmarks.meter import Row, at_most, options, print_table
 
 from trainfast_runner.search.best.decide import BestDecision
-from trainfast_runner.search.best_journal import BestStep, ColdRun, ProcessReady, Trial
+from trainfast_runner.search.best_journal import BestStep, ColdRun, ProcessReady
 
 SEEDS = 200
 CLOSE, MIN_CLOSE = 0.02, 0.96
@@ -32,33 +32,25 @@ LAUNCH_BOUND_S, LAUNCH_BOUND_GAIN, MIN_LAUNCH_BOUND = 90.0, 2, 0.95
 
 
 def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int) -> list[Row]:
-    """Replay a seed each, print the figures, and return the budgets."""
+    """Replay a seed each, print the mean times, and return the budgets."""
     terrains = [terrain_of(seed) for seed in range(seeds)]
     replays = [replay(terrain, seed) for seed, terrain in enumerate(terrains)]
     sizes = [len(terrain.truth) for terrain in terrains]
-    whole_s = [cold_grid_s(terrain) for terrain in terrains]
-    shares = [one.leader_s / whole for one, whole in zip(replays, whole_s, strict=True)]
-    answer_shares = [one.seconds / whole for one, whole in zip(replays, whole_s, strict=True)]
-    leaders = [_regret(terrain, one.leader) for terrain, one in zip(terrains, replays, strict=True)]
-    answers = [_regret(terrain, one.answer) for terrain, one in zip(terrains, replays, strict=True)]
-    print(f"\n{name}: {min(sizes)} to {max(sizes)} settings that fit, {seeds} seeds")
-    lines = [("", "within 2 %", "p95 regret", "worst", "of the cold grid's time (p95)")]
-    for what, each, times in (
-        ("leader after the trials", leaders, shares),
-        ("answer after the race", answers, answer_shares),
-    ):
-        spread = f"{statistics.median(times):.1%} ({percentile(times, 0.95):.1%})"
-        lines.append((what, f"{_close(each)} of {seeds}", f"{percentile(each, 0.95):.2%}", f"{max(each):.2%}", spread))
-    print_columns(lines)
+    shares = [one.leader_s / cold_grid_s(terrain) for one, terrain in zip(replays, terrains, strict=True)]
+    # A search that found nothing has lost everything.
+    regrets = [
+        1.0 if one.answer is None else regret(terrain, one.answer)
+        for one, terrain in zip(replays, terrains, strict=True)
+    ]
+    leader_s, answer_s = (statistics.fmean(getattr(one, of) for one in replays) for of in ("leader_s", "seconds"))
     means = {role: statistics.fmean(one.cold[role] for one in replays) for role in replays[0].cold}
     runs = ", ".join(f"{role} {mean:.1f}" for role, mean in means.items() if mean)
-    trials = statistics.median(sum(isinstance(line, Trial) for line in one.lines) for one in replays)
-    print(f"trials: median {trials:g}; runs in fresh processes: mean {runs}")
-    close, needed = _close(answers), math.ceil(MIN_CLOSE * seeds)
-    p95 = 100 * percentile(answers, 0.95)
+    print(f"{name}: {min(sizes)} to {max(sizes)} settings that fit, {seeds} seeds, worst {max(regrets):.2%}")
+    print(f"  mean: leader after {leader_s:.0f} s, answer after {answer_s:.0f} s; in fresh processes: {runs}")
+    close, needed = sum(value <= CLOSE for value in regrets), math.ceil(MIN_CLOSE * seeds)
     rows: list[Row] = [
         (f"{name}: within 2 % of the best", f"{close} of {seeds}", f">= {needed}", close >= needed),
-        at_most(f"{name}: p95 regret", p95, 2, "%", digits=2),
+        at_most(f"{name}: p95 regret", 100 * percentile(regrets, 0.95), 2, "%", digits=2),
         at_most(f"{name}: runs in fresh processes, most", max(sum(one.cold.values()) for one in replays), 12, ""),
     ]
     if large := [share for share, size in zip(shares, sizes, strict=True) if size >= MANY]:
@@ -72,15 +64,6 @@ def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int) -> l
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that this share of all values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
-def _regret(terrain: Terrain, number: int | None) -> float:
-    """A search that found nothing has lost everything."""
-    return 1.0 if number is None else regret(terrain, number)
-
-
-def _close(regrets: Sequence[float]) -> int:
-    return sum(value <= CLOSE for value in regrets)
 
 
 def decision_row() -> Row:

@@ -72,6 +72,20 @@ def cold_grid_s(terrain: Terrain) -> float:
     return total
 
 
+def candidate_of(knobs: Mapping[str, Any], global_batch: int, traced_s: Sequence[float]) -> Candidate:
+    """A candidate with its calls, device work and optimizer; a compiled step of other settings is another program."""
+    host_s, device_s, optimizer_s = traced_s
+    names = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
+    return Candidate(
+        knobs=dict(knobs),
+        process_knobs={name: knobs[name] for name in names},
+        samples_per_step=global_batch,
+        host_s=host_s,
+        device_s=device_s,
+        optimizer_s=optimizer_s,
+    )
+
+
 class Synthetic:
     """A random space of some hundred settings: the time of a sample as a sum of its parts.
 
@@ -100,20 +114,7 @@ class Synthetic:
             knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
             knobs["grad_accum"] = self._global_batch // knobs["batch_size"]
             truth.append(-math.log(sum(self._sample_parts_s(knobs))) + self._small_terms(knobs, draw))
-            # A compiled step of another setting is another program.
-            process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
-            process_knobs = {name: knobs[name] for name in process}
-            host_s, device_s, optimizer_s = self._traced_s(knobs)
-            candidates.append(
-                Candidate(
-                    knobs=knobs,
-                    process_knobs=process_knobs,
-                    samples_per_step=self._global_batch,
-                    host_s=host_s,
-                    device_s=device_s,
-                    optimizer_s=optimizer_s,
-                )
-            )
+            candidates.append(candidate_of(knobs, self._global_batch, self._traced_s(knobs)))
         needed = [self._bytes(candidate.knobs) for candidate in candidates]
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
@@ -221,7 +222,7 @@ class LaunchBound:
 
     def __init__(self, number: int, start_s: float = 3.0) -> None:
         self._start_s, calibration = start_s, random.Random(number)
-        errors = [math.exp(calibration.gauss(0, 0.3)) for _ in range(2)]
+        errors = [math.exp(calibration.gauss(0, 0.3)) for _ in range(3)]
         vary: dict[str, Sequence[Any]] = {
             "precision": [*GPU_MS],
             "batch_size": (8, 4, 2, 1),
@@ -236,18 +237,8 @@ class LaunchBound:
         for values in itertools.product(*vary.values()):
             knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
             knobs["grad_accum"] = 8 // knobs["batch_size"]
-            process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
-            host_ms, gpu_ms, optimizer_ms = self._parts_ms(knobs)
-            candidates.append(
-                Candidate(
-                    knobs=knobs,
-                    process_knobs={name: knobs[name] for name in process},
-                    samples_per_step=8,
-                    host_s=errors[0] * host_ms / 1000,
-                    device_s=errors[1] * gpu_ms / 1000,
-                    optimizer_s=optimizer_ms / 1000,
-                )
-            )
+            traced_s = [part_ms * error / 1000 for part_ms, error in zip(self._parts_ms(knobs), errors, strict=True)]
+            candidates.append(candidate_of(knobs, 8, traced_s))
         self.space = Space(candidates=candidates, baseline_number=0)
         self.truth = {number: math.log(8000 / self._ms(number)[0]) for number in range(len(candidates))}
 

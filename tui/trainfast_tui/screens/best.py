@@ -316,7 +316,7 @@ def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
         best = candidate_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
     if so_far.is_live:
-        lines += [row for text in so_far.diagnosis[:1] for row in labelled(("  baseline ", "muted"), text, width)]
+        lines += [row for text in so_far.diagnosis[:1] for row in labelled(("  baseline: ", "muted"), text, width)]
     for doubted in so_far.answer_doubts:
         lines += labelled(doubt, doubted.text, width, "warning")
     measured = counted(len(so_far.attempts), "measurement")

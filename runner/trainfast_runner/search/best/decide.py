@@ -69,6 +69,8 @@ LIKELY_CHANCE = 0.03
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
 OPENING_TRIALS = 4
 """The first trials, of which each is given the baseline's bottleneck as its reason."""
+PROBABLE_CHANCE = 0.5
+"""Chosen, not measured: with more than this chance a trial may take the time kept for the runs that confirm."""
 MAX_VOID_ATTEMPTS = 3
 """A candidate with this many void trials or runs is given up."""
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
@@ -450,9 +452,13 @@ class BestState:
 
     @cached_property
     def is_affordable(self) -> BoolArray:
-        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
+        """Open candidates whose trial is expected to end within the time of the trials, its process closed.
+
+        One that will probably be better may take the time that is kept for the runs that confirm.
+        """
         budget_s = self.question.budget_s
-        left_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - self.spent_s
+        kept_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s)
+        left_s = np.where(self.chances > PROBABLE_CHANCE, budget_s, kept_s) - self.spent_s
         return self.is_open & (self.costs_s <= left_s - np.where(self.is_warm, self._closing_s, 0.0))
 
     @property
