@@ -286,7 +286,7 @@ SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "n
 ANSWER_ROWS = (
     "baseline",
     "trains",
-    "baseline is",
+    "bottleneck",
     "left alone",
     "note",
     "within the noise",
