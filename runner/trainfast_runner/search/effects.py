@@ -231,7 +231,7 @@ def _modelled_knobs(columns: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 class Prior(NamedTuple):
-    """What is expected before the trials: by candidate, and by the names of the `Levels`."""
+    """The expectations before the trials, by candidate and by the names of the `Levels`."""
 
     log_gains: Array
     """The ln rate of each candidate over the baseline's."""

@@ -68,6 +68,18 @@ def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_what
     assert re.fullmatch(words, answer_of(state).unused_lever)
 
 
+def test_a_script_that_is_not_traced_is_not_tried_with_more_calls_first():
+    terrain = LaunchBound(0)
+    untraced = [msgspec.structs.replace(one, host_s=None, device_s=None) for one in terrain.space.candidates]
+    terrain.space = msgspec.structs.replace(terrain.space, candidates=untraced)
+    conductor = FakeConductor(terrain, question(terrain.name, terrain.space), 0)
+    conductor.trial(conductor.next())
+    number = conductor.next().step.candidate_number
+    assert number is not None
+    knobs = untraced[number].knobs
+    assert (knobs["batch_size"], knobs["checkpointing"], knobs["attention"]) == (8, "off", "auto")
+
+
 def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
     lines = begun
     second = decide(state_of(space, *lines, warm="one")).step.candidate_number

@@ -17,13 +17,17 @@ import numpy as np
 
 from trainfast_runner.search.best_journal import BestQuestion, Candidate, Space, StepProfile, Trial
 from trainfast_runner.search.effects import Prior
-from trainfast_runner.search.predicted_speed import OVERLAP_EXPONENT
-from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.search.predicted_speed import NOMINAL_CEILINGS, OVERLAP_EXPONENT
+from trainfast_runner.settings.knob_values import KnobValue, whole_number
+from trainfast_runner.settings.precisions import peak_precision
 
 COMPILED = {"default": (1 / 3, 0.9), "blocks": (1 / 3, 1.0), "reduce-overhead": (0.1, 0.9), "max-autotune": (0.1, 0.9)}
 """Shares of the host calls and of the device work that a value of `compile` leaves.
 
 Assumed: fused kernels are about a third as many, CUDA graphs replay a step in a few launches."""
+RECOMPUTED, UNFUSED_ATTENTION, UNKNOWN_BUSY_SHARE = 4 / 3, 1.15, 0.5
+"""Factors for a model that was not traced: full checkpointing repeats the forward, a third of the work; the work with
+`attention=eager`, and the busy share of the device, are assumed."""
 LOADER_KNOBS = ("workers", "prefetch", "pin_memory")
 PHASES = {
     **dict.fromkeys(LOADER_KNOBS, "the wait for data"),
@@ -52,10 +56,21 @@ MIN_UNUSED_GAIN, ENOUGH_OF_IT = 1.2, 0.9
 a 64 times larger batch's gain that is enough."""
 
 
-def _work_of(candidate: Candidate) -> tuple[float, float, float]:
-    """Return seconds of host calls, of device work, and of the optimizer; 1, 1 and 0 for a model not traced."""
-    calls, work = COMPILED.get(str(candidate.knobs.get("compile")), (1.0, 1.0))
-    return calls * (candidate.host_s or 1.0), work * (candidate.device_s or 1.0), candidate.optimizer_s or 0.0
+def _work_of(device: str, candidate: Candidate) -> tuple[float, float, float]:
+    """Return seconds of host calls, of device work, and of the optimizer; of a model not traced in a unit of their own.
+
+    A script is not traced: each of its micro-batches makes the same calls.
+    """
+    knobs = candidate.knobs
+    calls, work = COMPILED.get(str(knobs.get("compile")), (1.0, 1.0))
+    if candidate.host_s and candidate.device_s:
+        return calls * candidate.host_s, work * candidate.device_s, candidate.optimizer_s or 0.0
+    more = RECOMPUTED if knobs.get("checkpointing") == "full" else 1.0
+    more *= UNFUSED_ATTENTION if knobs.get("attention") == "eager" else 1.0
+    tflops = NOMINAL_CEILINGS[device].tflops
+    work /= tflops.get(peak_precision(str(knobs.get("precision", "fp32"))), tflops["fp32"]) / tflops["fp32"]
+    micro_batches = whole_number(knobs, "grad_accum") if "grad_accum" in knobs else 1
+    return calls * more * micro_batches, work * more * candidate.samples_per_step, 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class StepParts:
             return None
         profile, whole_ms = trial.profile or StepProfile(), trial.median_ms
         power = OVERLAP_EXPONENT.get(question.device, 1.0)
-        host_s, device_s, optimizer_s = _work_of(candidate)
+        host_s, device_s, optimizer_s = _work_of(question.device, candidate)
         both_s = (host_s**power + device_s**power) ** (1 / power)
         data_ms = min(profile.data_ms or 0.0, MAX_WAIT * whole_ms)
         working_ms = whole_ms - data_ms
@@ -86,7 +101,8 @@ class StepParts:
         if optimizer_ms is None:
             optimizer_ms = working_ms * optimizer_s / (both_s + optimizer_s)
         rest_ms = max(working_ms - optimizer_ms, (1 - MAX_WAIT) * working_ms)
-        device_ms = rest_ms * (device_s / both_s if profile.gpu_busy is None else min(1.0, profile.gpu_busy))
+        busy = device_s / both_s if candidate.host_s else UNKNOWN_BUSY_SHARE
+        device_ms = rest_ms * (busy if profile.gpu_busy is None else min(1.0, profile.gpu_busy))
         return cls(data_ms, optimizer_ms, (rest_ms**power - device_ms**power) ** (1 / power), device_ms, power)
 
     def both_ms(self, host: float = 1.0, device: float = 1.0) -> float:
@@ -163,10 +179,12 @@ def prior_of(
     parts = StepParts.of(question, baseline, of_baseline[0]) if of_baseline else None
     if parts is None or question.objective == "samples_per_joule":
         return Prior(np.zeros(len(candidates)), np.ones(len(names)))
-    phases, before = _Phases(space, trials), _work_of(baseline)
+    phases, before = _Phases(space, trials), _work_of(question.device, baseline)
 
     def ms_per_sample(candidate: Candidate) -> float:
-        host, device, update = _work_of(candidate) if candidate.host_s or not baseline.host_s else before
+        host, device, update = before
+        if bool(candidate.host_s) == bool(baseline.host_s):
+            host, device, update = _work_of(question.device, candidate)
         updates, samples = phases.updates.get(_optimizer(candidate)), candidate.samples_per_step
         update_ms = parts.optimizer * (update / before[2] if before[2] else 1.0)
         update_ms = statistics.fmean(updates) if updates else update_ms
@@ -175,7 +193,7 @@ def prior_of(
         return float(max([whole_ms, *phases.limits.get(_loader(candidate), ())]))
 
     log_ms = np.log([ms_per_sample(candidate) for candidate in candidates])
-    deviations = {name: KNOWN_WORK.get(name, MAX_DEVIATION) if baseline.host_s else MAX_DEVIATION for name in names}
+    deviations = {name: KNOWN_WORK.get(name, MAX_DEVIATION) for name in names}
     measured = {
         **dict.fromkeys(LOADER_KNOBS, phases.waits.keys() >= set(map(_loader, candidates))),
         "optimizer": phases.updates.keys() >= set(map(_optimizer, candidates)),
