@@ -379,8 +379,9 @@ def trial_conditions(
 
 def phases_of(directory: Path, steps: Sequence[Step], knobs: KnobValues) -> dict[str, Any]:
     """Return the `profile` and the `diagnosis` of a trial with these knobs and timed steps; empty without a window."""
-    records, window = read_records(directory), window_of(steps)
-    if records.run is None or window is None:
+    window = window_of(steps)
+    records = None if window is None else read_records(directory)
+    if window is None or records is None or records.run is None:
         return {}
     run = msgspec.structs.replace(records.run, knobs={**records.run.knobs, **knobs})
     join = join_of(records.device_samples, run.watch_uuids, used_uuids=run.device_uuids)
