@@ -180,13 +180,13 @@ def traced_parts_s(spec: RunSpec, model: MemoryModel, devices: int, cores: int, 
     both_time, update_time = (step_time(spec, model, devices, cores, ceiling, work) for work in (both, update))
     if both_time is None or update_time is None:
         return {}
-    slowdown = ABOVE_CEILING * SLOWDOWN[model.device][1]
-    return {
-        "host_s": both_time.calls_s,
-        "device_s": both_time.flops_s + both_time.moved_s,
-        "optimizer_s": update_time.seconds,
-        **({"least_s_per_sample": both_time.flops_s / slowdown / both_time.samples} if ceiling.name else {}),
-    }
+    device_s = both_time.flops_s + both_time.moved_s
+    parts_s = {"host_s": both_time.calls_s, "device_s": device_s, "optimizer_s": update_time.seconds}
+    # A bound needs a measured peak, and a rank that does all the work of its samples.
+    if ceiling.name and data_parallel_degree(spec.knobs, devices) == devices:
+        slowdown = ABOVE_CEILING * SLOWDOWN[model.device][1]
+        parts_s["least_s_per_sample"] = both_time.flops_s / slowdown / both_time.samples
+    return parts_s
 
 
 MAX_SHOWN_RATIO = 3.0

@@ -94,7 +94,9 @@ def answer_of(state: BestState) -> BestAnswer | None:
         pareto_numbers=[[*points][index] for index in pareto_front([*points.values()])],
         changes_training=changes_training(state.candidates[best_number], state.candidates[baseline_number]),
         diagnosis=state.journal.diagnosis,
-        unused_lever=unused_lever(state.question, state.candidates[best_number], state.counted_trials[best_number]),
+        unused_lever=unused_lever(
+            state.question, state.candidates[best_number], state.counted_trials.get(best_number, ())
+        ),
         notes=list(_notes(cold)),
     )
 

@@ -414,15 +414,15 @@ class BestState:
         leader, leader_value = self.leader_number, float(self.log_objectives[0][self.leader_number])
         bounds: dict[int, str] = {}
         for number, candidate in enumerate(self.candidates):
-            least_s = candidate.least_s_per_sample
-            if (
-                least_s
-                and self.question.log_objective(candidate, 1 / least_s, float(self.starts_s[number])) < leader_value
-            ):
-                bounds[number] = f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-        trials = [*self.counted_trials[self.space.baseline_number], *self.counted_trials[leader]]
+            if candidate.least_s_per_sample:
+                rate, start_s = 1 / candidate.least_s_per_sample, float(self.starts_s[number])
+                if self.question.log_objective(candidate, rate, start_s) < leader_value:
+                    bounds[number] = f"at most {rate:.4g} samples/s by its FLOPs and the device's peak"
+        trials = [*self.counted_trials.get(self.space.baseline_number, ()), *self.counted_trials[leader]]
         shares = [phase_shares(self.space, trial) for trial in trials]
-        for index, name in enumerate(self.levels.names):
+        # A time to the last step also has a start, on which a loader acts.
+        names = self.levels.names if self.question.objective == "samples_per_s" else ()
+        for index, name in enumerate(names):
             if (share := max(of_trial.get(name, 1.0) for of_trial in shares)) < MIN_BOUND:
                 reason = f"{name} acts on {PHASES[name]} alone, {100 * share:.2g} % of the step"
                 levels = self.levels.array[:, index]

@@ -382,7 +382,8 @@ class BestPlan:
                 limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
             figures: dict[str, Any] = {"predicted_bytes": needed_bytes}
             if ceiling is not None:
-                figures |= traced_parts_s(spec, model, candidate.world_size, self.survey.machine.cores, ceiling)
+                devices = self.survey.count(device_count, spec)
+                figures |= traced_parts_s(spec, model, devices, self.survey.machine.cores, ceiling)
             if limit is not None and needed_bytes > limit:
                 figures["excess_bytes"] = excess_bytes = needed_bytes - limit
                 # The baseline is tried all the same: its run shows the error of the prediction.
