@@ -119,6 +119,7 @@ class FakeConductor:
                 peak_allocated_bytes=candidate.predicted_bytes,
                 seconds=self.spent_s - began_s,
                 repeats=decision.step.repeats,
+                profile=self.terrain.profile(number),
             )
         )
 
@@ -168,6 +169,7 @@ def question(
         objective=objective,
         for_steps=for_steps,
         budget_s=budget_s,
+        device="cuda" if "GPU" in name else "cpu",
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
 
@@ -175,3 +177,15 @@ def question(
 def replay(terrain: Terrain, seed: int, search_question: BestQuestion | None = None) -> Replayed:
     """Search a space once."""
     return FakeConductor(terrain, search_question or question(terrain.name, terrain.space), seed).run()
+
+
+def leader_within(terrain: Terrain, seed: int, seconds: float) -> tuple[int | None, FakeConductor]:
+    """The leader after these seconds of trials, without the runs that confirm, and the conductor."""
+    conductor, leader = FakeConductor(terrain, question(terrain.name, terrain.space), seed), None
+    while True:
+        decision = conductor.next()
+        if conductor.latest is not None and conductor.spent_s <= seconds:
+            leader = conductor.latest.leader_number
+        if decision.step.action != "trial" or conductor.spent_s > seconds:
+            return leader, conductor
+        conductor.trial(decision)

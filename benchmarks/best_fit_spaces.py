@@ -20,7 +20,8 @@ import msgspec
 from benchmarks.meter import Json
 from msgspec.structs import replace
 
-from trainfast_runner.search.best_journal import Candidate, Space
+from trainfast_runner.search.best_journal import Candidate, Space, StepProfile
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2
@@ -52,6 +53,9 @@ class Terrain(Protocol):
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """A process for the settings of a candidate's group; `cold` for a run in a fresh process."""
 
+    def profile(self, candidate: int) -> StepProfile | None:
+        """The phases that a trial of the candidate measures; None where they were not recorded."""
+
 
 def regret(terrain: Terrain, candidate: int) -> float:
     """The share by which a candidate is slower than the best of the space."""
@@ -66,6 +70,20 @@ def cold_grid_s(terrain: Terrain) -> float:
             step_s = candidate.samples_per_step / math.exp(terrain.truth[number])
             total += terrain.process(number, seed).start_s + (UNTIMED + COLD_STEPS) * step_s
     return total
+
+
+def candidate_of(knobs: Mapping[str, Any], global_batch: int, traced_s: Sequence[float]) -> Candidate:
+    """A candidate with its calls, device work and optimizer; a compiled step of other settings is another program."""
+    host_s, device_s, optimizer_s = traced_s
+    names = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
+    return Candidate(
+        knobs=dict(knobs),
+        process_knobs={name: knobs[name] for name in names},
+        samples_per_step=global_batch,
+        host_s=host_s,
+        device_s=device_s,
+        optimizer_s=optimizer_s,
+    )
 
 
 class Synthetic:
@@ -95,11 +113,8 @@ class Synthetic:
         for values in itertools.product(*vary.values()):
             knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
             knobs["grad_accum"] = self._global_batch // knobs["batch_size"]
-            truth.append(-math.log(self._sample_s(knobs)) + self._small_terms(knobs, draw))
-            # A compiled step of another setting is another program.
-            process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
-            process_knobs = {name: knobs[name] for name in process}
-            candidates.append(Candidate(knobs=knobs, process_knobs=process_knobs, samples_per_step=self._global_batch))
+            truth.append(-math.log(sum(self._sample_parts_s(knobs))) + self._small_terms(knobs, draw))
+            candidates.append(candidate_of(knobs, self._global_batch, self._traced_s(knobs)))
         needed = [self._bytes(candidate.knobs) for candidate in candidates]
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
@@ -143,8 +158,11 @@ class Synthetic:
         self._start_s, self._compile_s = draw.uniform(3, 15), draw.uniform(15, 60)
         self._visit, self._noise = draw.uniform(0.002, 0.01), draw.uniform(0.005, 0.03)
         self._cold_gap = draw.gauss(0, 0.01)
+        calibration = random.Random(self.name)
+        self._calls_error, self._half_error = (math.exp(calibration.gauss(0, 0.3)) for _ in range(2))
 
-    def _sample_s(self, knobs: Mapping[str, Any]) -> float:
+    def _sample_parts_s(self, knobs: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Seconds a sample of forward and backward, of the optimizer, and of the wait for data."""
         batch = knobs["batch_size"]
         work: float = self._compute * self._factors.get(knobs["precision"], 1.0)
         work *= self._factors.get(knobs.get("attention"), 1.0) * self._factors.get(knobs["checkpointing"], 1.0)
@@ -154,9 +172,23 @@ class Synthetic:
         optimizer = self._optimizer[knobs["optimizer"]] * self._compute * 8 / self._global_batch
         workers = knobs.get("workers", 0)
         loading = self._load * (0.6 if knobs.get("pin_memory") == "on" else 1.0)
-        hidden = max(0.0, loading / workers - work) + 0.01 * self._compute if workers else loading
-        total: float = work + optimizer + hidden
-        return total
+        wait = max(0.0, loading / workers - work) + 0.01 * self._compute if workers else loading
+        return work, optimizer, wait
+
+    def _traced_s(self, knobs: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Calls and device work of a step by a trace and a calibration, which are a third off and know no kernel."""
+        work = self._compute * self._global_batch * (4 / 3 if knobs["checkpointing"] == "full" else 1.0)
+        half = self._half_error * self._factors["bf16"]
+        device = work * (half if knobs["precision"] == "bf16" else 1.0)
+        device *= 1.15 if knobs.get("attention") == "eager" else 1.0
+        optimizer = 8 * self._compute * (0.05 if knobs["optimizer"] == "adamw-fused" else 0.1)
+        return self._calls_error * work * self._launch / knobs["batch_size"], device, optimizer
+
+    def profile(self, candidate: int) -> StepProfile:
+        """The phases of a trial."""
+        _, *parts_s = self._sample_parts_s(self.space.candidates[candidate].knobs)
+        optimizer_ms, data_ms = (1000 * self._global_batch * part_s for part_s in parts_s)
+        return StepProfile(data_ms=data_ms, optimizer_ms=optimizer_ms)
 
     def _small_terms(self, knobs: Mapping[str, Any], draw: random.Random) -> float:
         total: float = draw.gauss(0, 0.005)
@@ -170,6 +202,75 @@ class Synthetic:
     def _bytes(self, knobs: Mapping[str, Any]) -> int:
         per_sample = (0.3 if knobs["checkpointing"] == "full" else 1.0) * (0.6 if knobs["precision"] == "bf16" else 1.0)
         return int(2**20 * (500 + 40 * knobs["batch_size"] * per_sample))
+
+
+GPU_MS = {"bf16": 15.0, "fp32": 45.0, "tf32": 24.0}
+COMPILED = {"off": (1, 1, 0), "default": (1 / 3, 0.9, 42), "blocks": (1 / 3, 1, 12), "reduce-overhead": (0, 0.9, 55)}
+"""Shares of the launches and of the GPU's time that each value leaves, and the seconds that it takes to compile."""
+
+
+class LaunchBound:
+    """A GPU that waits for its host: BERT large at batch 8 x 128, a step of 62 ms with 15 ms of kernels in bf16.
+
+    The constants were fixed before any search of it: 11 us a launch; 1.15 times the launches in bf16, for autocast's
+    casts; 6 ms less with a fused optimizer; loading is 0.1 % of the step; noise of 2 % a step and 3 % a process; a
+    process takes 13 s cold, 3 s from a standby. The search knows calls and work a third off, and the share of the
+    time in which NVML calls the GPU busy, about twice that of its kernels. Of `COMPILED`, the knob's values are varied.
+    """
+
+    name = "launch-bound GPU (simulated)"
+
+    def __init__(self, number: int, start_s: float = 3.0) -> None:
+        self._start_s, calibration = start_s, random.Random(number)
+        errors = [math.exp(calibration.gauss(0, 0.3)) for _ in range(3)]
+        vary: dict[str, Sequence[Any]] = {
+            "precision": [*GPU_MS],
+            "batch_size": (8, 4, 2, 1),
+            "checkpointing": ("off", "full"),
+            "optimizer": ("adamw", "adamw-foreach", "adamw-fused"),
+            "attention": ("auto", "eager"),
+            "compile": [name for name in COMPILED if name in KNOBS_BY_NAME["compile"].values.describe()],
+            "workers": (2, 0, 8),
+            "pin_memory": ("on", "off"),
+        }
+        candidates: list[Candidate] = []
+        for values in itertools.product(*vary.values()):
+            knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
+            knobs["grad_accum"] = 8 // knobs["batch_size"]
+            traced_s = [part_ms * error / 1000 for part_ms, error in zip(self._parts_ms(knobs), errors, strict=True)]
+            candidates.append(candidate_of(knobs, 8, traced_s))
+        self.space = Space(candidates=candidates, baseline_number=0)
+        self.truth = {number: math.log(8000 / self._ms(number)[0]) for number in range(len(candidates))}
+
+    def _parts_ms(self, knobs: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Host and GPU time of forward and backward without a compiler, and host time of the optimizer."""
+        more = (4 / 3 if knobs["checkpointing"] == "full" else 1) * (1.2 if knobs["attention"] == "eager" else 1)
+        casts_ms = 62 * (1 - 1 / 1.15) if knobs["precision"] == "bf16" else 0
+        host_ms = (62 / 1.15 - 8 + casts_ms) * more * knobs["grad_accum"]
+        return host_ms, GPU_MS[knobs["precision"]] * more, 2 if knobs["optimizer"] == "adamw-fused" else 8
+
+    def _ms(self, number: int) -> tuple[float, float]:
+        """The step and the kernels of a candidate."""
+        knobs = self.space.candidates[number].knobs
+        host_ms, gpu_ms, optimizer_ms = self._parts_ms(knobs)
+        launches, kernels, _ = COMPILED[str(knobs["compile"])]
+        return 1.001 * max(launches * (host_ms + 8) + optimizer_ms - 8, kernels * gpu_ms), kernels * gpu_ms
+
+    def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
+        """A process with its own speed; it starts from a standby, for a run in a fresh process too."""
+        shift = seed.gauss(0, 0.03)
+
+        def steps(number: int) -> Iterator[float]:
+            while True:
+                yield self._ms(number)[0] * math.exp(seed.gauss(0, 0.02) - shift)
+
+        return Process(self._start_s + COMPILED[str(self.space.candidates[candidate].knobs["compile"])][2], steps)
+
+    def profile(self, candidate: int) -> StepProfile:
+        """The phases of a trial."""
+        step_ms, gpu_ms = self._ms(candidate)
+        optimizer_ms = self._parts_ms(self.space.candidates[candidate].knobs)[2]
+        return StepProfile(data_ms=step_ms / 1000, optimizer_ms=optimizer_ms, gpu_busy=math.sqrt(gpu_ms / step_ms))
 
 
 class Recorded:
@@ -215,6 +316,9 @@ class Recorded:
         # The first round of a setting holds the switch to it.
         switches_s = {trial["candidate"]: float(trial["switch_s"]) for trial in reversed(visit["trials"])}
         return Process(float(visit["start_s"]), steps, switches_s)
+
+    def profile(self, candidate: int) -> None:
+        """Phases were not recorded."""
 
     def _steps_of(self, visit: Json) -> dict[int, list[float]]:
         """The scaled steps in ms of each setting that a visit tried."""

@@ -13,6 +13,7 @@ from recorded import (
     BEST_ID,
     FASTEST,
     LEADING,
+    SLOW_HOST,
     START_NS,
     a_question,
     a_search,
@@ -60,10 +61,21 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
     assert chance_words(BestSoFar(tuple(lines[:7]))) == ""
     one_measured = chosen(15, "trial", 3, "an assumption", **{**LEADING, "leader_number": BASELINE, "chance": 1.0})
     assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
-    assert chance_words(BestSoFar(tuple(lines))).endswith("2 % or more, for about 1 min 35 s")
-    dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
-    words = "31 % chance that the next setting gains 2 % or more, but that takes 2 h 36 min, beyond the budget"
+    words = "next: batch_size=16 precision=bf16 checkpointing=full, about 1 min 35 s, 31 % chance of 2 % or more"
+    assert chance_words(BestSoFar(tuple(lines))) == words
+    dear = chosen(31, "trial", 11, "of an earlier version", **{**LEADING, "price_s": 9400.0})
+    words = "next, about 2 h 36 min, beyond the budget, 31 % chance of 2 % or more"
     assert chance_words(BestSoFar((*lines, dear))) == words
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+def test_an_answer_has_the_baselines_bottleneck_and_the_lever_that_was_left_alone(size: tuple[int, int]) -> None:
+    lever = "predicted: about 4x samples/s by a global batch of 64 instead of 8, if your training allows"
+    so_far = BestSoFar(tuple(best_answered(diagnosis=[SLOW_HOST], unused_lever=lever)), state="answered")
+    shown = "\n".join(line_text(line) for line in best_page(so_far, START_NS, size[0]).foot)
+    for text in ("\n".join(answer_lines(so_far, BEST_ID)), shown):
+        assert f"of the baseline: {SLOW_HOST}" in " ".join(text.split())
+        assert lever in " ".join(text.split())
 
 
 async def test_enter_takes_the_answer(home: Home) -> None:

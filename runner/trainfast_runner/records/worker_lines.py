@@ -15,7 +15,7 @@ import msgspec
 from trainfast_runner.records.json_lines import Tail, newest, read_all
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import BatchWidths, RecordedKnobs, RunFile
-from trainfast_runner.records.run_lines import Actual, Bounded, Count
+from trainfast_runner.records.run_lines import Actual, Bounded, Count, Step
 from trainfast_runner.worker.shared.words import PROBE, TRIAL
 
 T = TypeVar("T")
@@ -277,9 +277,21 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of this rank's tokens in one step, without padding."""
     data_ms: list[float | None] = []
     """The wait for data in each timed step."""
+    optimizer_ms: list[float | None] = []
+    """The optimizer's part of each timed step; empty of a worker that does not write it."""
     losses: list[float | None] = []
     """Losses of the timed steps; None for one that is not finite."""
     loss_not_finite: bool = False
+
+    def steps(self) -> list[Step]:
+        """The timed steps of a trial, as if each had been recorded, the last at the time of this line."""
+        end_ns, steps = self.t_ns, []
+        for number in reversed(range(len(self.step_ms))):
+            data_ms, optimizer_ms = (next(iter(part[number:]), None) for part in (self.data_ms, self.optimizer_ms))
+            step = Step(t_ns=max(0, end_ns), step=number, step_ms=self.step_ms[number], tokens=self.tokens)
+            steps.append(msgspec.structs.replace(step, data_ms=data_ms, optimizer_ms=optimizer_ms))
+            end_ns = step.begin_ns
+        return steps[::-1]
 
     @property
     def ended_process(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -154,6 +155,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: int | None = None
     least_s_per_sample: float | None = None
     """Bound by FLOPs and the calibrated peak."""
+    host_s: float | None = None
+    """Calibrated seconds of the traced calls in forward and backward; None if the model was not traced."""
+    device_s: float | None = None
+    """Calibrated seconds of the traced FLOPs and bytes in forward and backward."""
+    optimizer_s: float | None = None
+    """Calibrated seconds of the optimizer's traced step."""
     world_size: int = 1
     samples_per_step: int = 1
     """The global batch."""
@@ -176,6 +183,8 @@ class Space(Line, frozen=True, kw_only=True, tag="space", eq=False):
     candidates: list[Candidate]
     baseline_number: int = msgspec.field(name="baseline")
     dropped: int = 0
+    attention_share: float | None = None
+    """The share of the model's FLOPs that attention to other tokens takes; None if unknown."""
 
 
 class ProcessReady(Line, frozen=True, kw_only=True, tag="visited"):
@@ -213,6 +222,14 @@ class Attempt(Line, frozen=True, kw_only=True):
         return self.outcome == "measured" and bool(self.reason)
 
 
+class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases of a trial's timed steps, in mean ms a step, and the share of the time in which its GPUs were busy."""
+
+    data_ms: float | None = None
+    optimizer_ms: float | None = None
+    gpu_busy: float | None = None
+
+
 class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     """Some steps of one candidate: in a warm process, or for a script in a run of its own."""
 
@@ -222,6 +239,9 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     step_ms: list[float] = []
     """The timed steps."""
     joules: float | None = None
+    profile: StepProfile | None = None
+    diagnosis: list[str] = []
+    """The bottlenecks of the baseline, in sentences."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
 
@@ -229,6 +249,11 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     def is_timed(self) -> bool:
         """True for a trial that was measured or given up as slow, and has the times of its steps."""
         return self.outcome in TIMED_OUTCOMES and bool(self.step_ms) and min(self.step_ms) > 0
+
+    @property
+    def median_ms(self) -> float:
+        """The median timed step of a timed trial."""
+        return statistics.median(self.step_ms)
 
     @property
     def untimed_s(self) -> float:
@@ -266,8 +291,10 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     interval."""
     low: float | None = None
     high: float | None = None
+    next_number: int | None = msgspec.field(default=None, name="next")
+    """The candidate of the most promising trial; None if no setting is worth one, or the journal is an earlier one."""
     chance: float | None = None
-    """The probability that the most promising trial finds 2 % more; None if no setting is worth a trial."""
+    """The probability that this trial finds 2 % more; None if no setting is worth a trial."""
     price_s: float | None = None
     """The expected seconds of that trial."""
     repeats: bool = False
@@ -322,6 +349,10 @@ class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The measured candidates that no other beats in both speed and memory."""
     changes_training: list[str] = []
     """Knobs of the winner that change the training itself."""
+    diagnosis: list[str] = []
+    """The bottlenecks of the baseline, in sentences."""
+    unused_lever: str = ""
+    """The lever left alone that would matter most, predicted; empty without one."""
     notes: list[str] = []
     """Sentences on the limits of the claim."""
 
@@ -372,6 +403,12 @@ class BestJournal(JournalLines):
     def newest_step(self) -> BestStep | None:
         """The newest step, with its reason; None before the first."""
         return newest(self.lines, BestStep)
+
+    @cached_property
+    def diagnosis(self) -> list[str]:
+        """The bottlenecks of the baseline's first trial that has any, in sentences."""
+        number = None if self.space is None else self.space.baseline_number
+        return next((line.diagnosis for line in self.trials if line.candidate_number == number and line.diagnosis), [])
 
     @cached_property
     def attempts(self) -> tuple[Trial | ColdRun, ...]:

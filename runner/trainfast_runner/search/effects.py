@@ -14,7 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,16 +199,16 @@ class Levels:
         point[self.names.index(name)] = level
         return self._numbers.get(tuple(point))
 
-    def covariance_parts(self, points: Points, others: Points) -> Array:
+    def covariance_parts(self, points: Points, others: Points, weights: Array) -> Array:
         """Return the parts of the prior covariance of every two points, before `Scales` multiply them.
 
-        They are: of the mean; the sum over knobs of the correlations of their levels; twice the sum over pairs of knobs
-        of the products of these; 1 if every level is the same.
+        They are: of the mean; the sum over knobs of the correlations of their levels, each by the square of the knob's
+        weight; twice the sum over pairs of knobs of the products of these; 1 if every level is the same.
         """
         totals, squares = np.zeros((2, len(points), len(others)))
         same = np.ones((len(points), len(others)), dtype=bool)
-        for table, levels, other_levels in zip(self._similarities, points.T, others.T, strict=True):
-            correlations = table[levels][:, other_levels]
+        for table, weight, levels, other_levels in zip(self._similarities, weights, points.T, others.T, strict=True):
+            correlations = weight**2 * table[levels][:, other_levels]
             totals += correlations
             squares += correlations * correlations
             same &= levels[:, None] == other_levels
@@ -228,6 +228,15 @@ def _modelled_knobs(columns: Mapping[str, Sequence[object]]) -> list[str]:
             if len(set(zip(*others, columns[derived], strict=True))) == len(set(zip(*others, strict=True))):
                 names.remove(derived)
     return names
+
+
+class Prior(NamedTuple):
+    """The expectations before the trials, by candidate and by the names of the `Levels`."""
+
+    log_gains: Array
+    """The ln rate of each candidate over the baseline's."""
+    weights: Array
+    """The deviation of each knob's effect from these gains, as a share of `Scales.main`."""
 
 
 MEAN_VARIANCE = 4.0
@@ -267,15 +276,16 @@ POSSIBLE_SCALES = [
 class Posterior:
     """Mean and variance of every candidate's ln samples/s, or ln samples a joule, after the trials."""
 
-    def __init__(self, levels: Levels, measured: Measurements, *, per_joule: bool) -> None:
-        self._levels = levels
+    def __init__(self, levels: Levels, prior: Prior, measured: Measurements, *, per_joule: bool) -> None:
+        self._levels, self._weights = levels, prior.weights
         rates = [(trial, log_rate(trial, per_joule=per_joule)) for trial in measured.trials]
         trials = [trial for trial, rate in rates if rate is not None]
-        values = np.array([rate for _, rate in rates if rate is not None])
-        # The prior mean is the first rate.
+        numbers = np.array([trial.candidate_number for trial in trials], dtype=int)
+        values = np.array([rate for _, rate in rates if rate is not None]) - prior.log_gains[numbers]
+        # The first rate decides the prior mean.
         center = values[0] if len(values) else 0.0
-        points = levels.array[np.array([trial.candidate_number for trial in trials], dtype=int)]
-        parts = levels.covariance_parts(points, points)
+        points = levels.array[numbers]
+        parts = levels.covariance_parts(points, points, prior.weights)
         processes = np.array([trial.run_id for trial in trials])
         same_process = processes[:, None] == processes
         noise = np.diag(np.array([measured.variance(trial) for trial in trials], dtype=float))
@@ -293,7 +303,7 @@ class Posterior:
         rows, whitened = factor(self.scales)
         # Not `@` or `solve`: the threads of BLAS spin beside a busy process, and made a decision four times as long.
         self._components = np.einsum("ij,jk->ik", np.linalg.inv(rows), self._prior(points))
-        self.mean: Array = center + whitened @ self._components
+        self.mean: Array = center + prior.log_gains + whitened @ self._components
         # Every point has the same covariance with itself.
         own_variance = self._prior(levels.array[:1])[0, 0]
         self.variance: Array = np.maximum(own_variance - np.square(self._components).sum(axis=0), 0.0)
@@ -306,11 +316,11 @@ class Posterior:
 
     def _prior(self, points: Points) -> Array:
         """Return the prior covariance of these points with every candidate."""
-        return self.scales.covariances(self._levels.covariance_parts(points, self._levels.array))
+        return self.scales.covariances(self._levels.covariance_parts(points, self._levels.array, self._weights))
 
 
-GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
-"""Assumed before the first process start, the first compilation and the first warm trial."""
+GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 3.0, 40.0, 0.3
+"""Assumed before the first process start, from a standby; the first compilation; and the first warm trial."""
 
 
 class ProcessStarts:

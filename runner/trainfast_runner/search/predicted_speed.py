@@ -23,7 +23,7 @@ from trainfast_runner.machine import calibration
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.model import MemoryModel, step_work
+from trainfast_runner.memory.model import MemoryModel, StepWork, step_work
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
@@ -115,6 +115,8 @@ Products are smaller than the calibrated one. Tensors of a CPU's step are partly
 is not, and its calls find less of their own code there. Factors of CPUs were measured: 0.8 to 2.1
 for calls, 1.2 to 1.7 for FLOPs, 0.5 for moved bytes. GPU factors are assumed.
 """
+ABOVE_CEILING = 1.1
+"""A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
 OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
 """Exponent p of (calls^p + work^p)^(1/p): with 1 host calls and device work add up, with a large p they overlap."""
 
@@ -128,10 +130,16 @@ class ExpectedStep:
     """The shares of the seconds that grow with calls, FLOPs and moved bytes; 1 together."""
     samples: int
     """Samples of the step, over all ranks."""
+    calls_s: float
+    """Seconds of the calls, of the FLOPs and of the moved bytes alone."""
+    flops_s: float
+    moved_s: float
 
 
-def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> ExpectedStep | None:
-    """Return the time of the spec's step on a calibrated device; None when its precision was not calibrated.
+def step_time(
+    spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling, work: StepWork | None = None
+) -> ExpectedStep | None:
+    """Return the time of the spec's step, or of its `work`, on a calibrated device; None without its precision.
 
     Each rank on a CPU is a device, and shares its cores and its memory. Communication between ranks is left out.
     """
@@ -141,8 +149,8 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     if not tflops or not ceiling.copy_gb_per_s or not ceiling.operation_us:
         return None
     batch, accum = (whole_number(spec.knobs, name) for name in ("batch_size", "grad_accum"))
-    work = step_work(model, batch, accum)
-    if not work.calls or not work.flops:
+    work = work or step_work(model, batch, accum)
+    if not work.calls or not work.moved_bytes:
         return None  # a trace of an empty model
     slow_calls, slow_flops, slow_moves = SLOWDOWN[model.device]
     calls_s = slow_calls * work.calls * ceiling.operation_us / 1e6
@@ -159,7 +167,26 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     seconds = (calls_s**power + device_s**power) ** (1 / power)
     by_calls = (calls_s / seconds) ** power
     shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
-    return ExpectedStep(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
+    return ExpectedStep(
+        seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices), calls_s, flops_s, moved_s
+    )
+
+
+def traced_parts_s(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> dict[str, float]:
+    """Return `host_s`, `device_s`, `optimizer_s` and `least_s_per_sample` of a candidate; empty if unknown."""
+    update = StepWork(*model.optimizer_work)
+    whole = step_work(model, whole_number(spec.knobs, "batch_size"), whole_number(spec.knobs, "grad_accum"))
+    both = StepWork(*(total - part for total, part in zip(whole, update, strict=True)))
+    both_time, update_time = (step_time(spec, model, devices, cores, ceiling, work) for work in (both, update))
+    if both_time is None or update_time is None:
+        return {}
+    device_s = both_time.flops_s + both_time.moved_s
+    parts_s = {"host_s": both_time.calls_s, "device_s": device_s, "optimizer_s": update_time.seconds}
+    # A bound needs a measured peak, and a rank that does all the work of its samples.
+    if ceiling.name and data_parallel_degree(spec.knobs, devices) == devices:
+        slowdown = ABOVE_CEILING * SLOWDOWN[model.device][1]
+        parts_s["least_s_per_sample"] = both_time.flops_s / slowdown / both_time.samples
+    return parts_s
 
 
 MAX_SHOWN_RATIO = 3.0
@@ -294,14 +321,18 @@ NOMINAL_CEILINGS = {
 """Round speeds for a device that was not calibrated; measured runs correct them."""
 
 
+def known_ceiling(home: Home, device: SpeedDevice) -> Ceiling:
+    """Return the measured ceiling of a device, or the nominal one if it was not calibrated undisturbed."""
+    name = device.gpu or cpu_name()
+    return calibration.read(home)[name] if calibration.is_calibrated(home, name) else NOMINAL_CEILINGS[device.kind]
+
+
 def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str | None = None) -> DeviceSpeedModel:
     """Return the model of the speeds known on a device, for the spec's training with other knobs.
 
     Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
     """
-    name = device.gpu or cpu_name()
-    calibrated = calibration.is_calibrated(home, name)
-    ceiling = calibration.read(home)[name] if calibrated else NOMINAL_CEILINGS[device.kind]
+    ceiling, calibrated = known_ceiling(home, device), calibration.is_calibrated(home, device.gpu or cpu_name())
     cores = len(os.sched_getaffinity(0))
     model_of = cached_models(device.kind, python, device.gpu or None)
     measured_steps = []

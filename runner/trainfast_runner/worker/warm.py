@@ -303,6 +303,7 @@ def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
         "step_ms": [record["step_ms"] for record in timed],
         "data_ms": [record["data_ms"] for record in timed],
+        "optimizer_ms": [record["optimizer_ms"] for record in timed],
         "losses": [record["loss"] for record in timed],
         **peaks,
     }

@@ -17,14 +17,16 @@ from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.conductor import (
     outcome_of,
     override_reason,
+    phases_of,
     steps_to_add,
     take_trial,
     trial_conditions,
     with_usual_disturbance,
 )
-from trainfast_runner.search.best_journal import Trial, read_budget
+from trainfast_runner.search.best_journal import StepProfile, Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.search.effects import StepRule
+from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 from .synthetic import trial as trial_of
@@ -84,6 +86,24 @@ def test_a_run_that_shared_its_gpu_is_void(tmp_path):
     put(tmp_path / "telemetry.jsonl", sample)
     _, found = trial_conditions(tmp_path, ["GPU-0"], Window(0, 10))
     assert [doubt.kind for doubt in found] == ["shared_gpu"]
+
+
+def test_a_trial_has_the_phases_of_its_steps_and_the_baselines_bottleneck(tmp_path):
+    """Four steps of a second end at 9 s; the GPU is busy for half of the time from the second step on."""
+    uuid = "GPU-0"
+    put(tmp_path / "run.json", run_file(device="cuda", device_uuids=[uuid], watch_uuids=[uuid], knobs=defaults()))
+    ticks = [
+        {"t_ns": second * 10**9, "devices": [{"uuid": uuid, "index": 0, "gpu_utilization_percent": 50}]}
+        for second in range(5, 10)
+    ]
+    put(tmp_path / "telemetry.jsonl", *ticks)
+    answer = WarmLine(t_ns=9 * 10**9, kind="trial", step_ms=[1000.0] * 4, data_ms=[2.0] * 4, optimizer_ms=[90.0] * 4)
+    steps = answer.steps()
+    assert [step.t_ns for step in steps] == [second * 10**9 for second in (6, 7, 8, 9)]
+    found = phases_of(tmp_path, steps, {})
+    assert found["profile"] == StepProfile(data_ms=2.0, optimizer_ms=90.0, gpu_busy=0.5)
+    assert any("the GPU is idle for 50 % of the time" in line for line in found["diagnosis"])
+    assert phases_of(tmp_path, [], {}) == {}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from trainfast_runner.search.predicted_speed import (
     UnknownSpeed,
     measured_speeds,
     step_time,
+    traced_parts_s,
 )
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -96,6 +97,18 @@ def test_ranks_on_a_cpu_share_it():
 def test_a_precision_without_a_calibrated_peak_has_no_time():
     spec = resolve("tiny-llama", ["precision=fp16"])
     assert step_time(spec, traced(spec), 1, 2, CEILING) is None
+
+
+def test_the_parts_of_a_candidate_are_its_calls_its_device_work_and_its_optimizer():
+    """A bound by FLOPs needs a calibrated device, and ranks that do all the work of their samples."""
+    spec, named = resolve("tiny-llama", ["batch_size=8"]), msgspec.structs.replace(CEILING, name="a CPU")
+    parts = traced_parts_s(spec, traced(spec), 1, 2, CEILING)
+    both = [factor * part_s for factor, part_s in zip(SLOWDOWN["cpu"], (0.01, 0.16, 0.08), strict=True)]
+    update_s = seconds_of(0.005, 0.0, 0.01)
+    assert parts == pytest.approx({"host_s": both[0], "device_s": both[1] + both[2], "optimizer_s": update_s})
+    assert traced_parts_s(spec, traced(spec), 1, 2, named)["least_s_per_sample"] == pytest.approx(0.16 / 8 / 1.1)
+    split = resolve("tiny-llama", ["strategy=tp", "devices=2"])
+    assert "least_s_per_sample" not in traced_parts_s(split, traced(split), 2, 2, named)
 
 
 def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval():

@@ -263,7 +263,16 @@ MIN_CHART_LINES = 7
 """The least lines of a useful chart, its title among them."""
 SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
 """The signs of the chart; a measured candidate on the line is ● instead of •."""
-ANSWER_ROWS = ("baseline", "trains", "note", "within the noise", "settings", "stopped because")
+ANSWER_ROWS = (
+    "baseline",
+    "trains",
+    "bottleneck",
+    "left alone",
+    "note",
+    "within the noise",
+    "settings",
+    "stopped because",
+)
 """The rows of the command's answer that the screen shows; its head has the others."""
 
 
@@ -288,6 +297,8 @@ def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
         if so_far.best.number == so_far.space.baseline_number:
             best += f": {wording.candidate_text(so_far, so_far.best.number)}"
         lines += labelled((f"{label} {wording.best_words(so_far)}  ", "accent"), best, width)
+    if so_far.is_live:
+        lines += [row for text in so_far.diagnosis[:1] for row in labelled(("  baseline: ", "muted"), text, width)]
     for doubted in so_far.answer_doubts:
         lines += labelled(doubt, doubted.text, width, "warning")
     measured = counted(len(so_far.attempts), "measurement")

@@ -74,6 +74,10 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     changed = answer.changes_training
     training_words = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
     yield "trains", f"differently, by {', '.join(changed)}" if changed else training_words
+    for line in answer.diagnosis:
+        yield "bottleneck", f"of the baseline: {line}"
+    if answer.unused_lever:
+        yield "left alone", answer.unused_lever
     for note in answer.notes:
         yield "note", note
     yield from _shortened("within the noise", [candidate_text(so_far, tie) for tie in answer.tied_numbers])
@@ -337,7 +341,7 @@ def best_words(so_far: BestSoFar) -> str:
 
 
 def chance_words(so_far: BestSoFar) -> str:
-    """Return the chance that the most promising trial gains 2 %, and its price; empty before two were measured.
+    """Return the most promising trial with its price and its chance; empty before two settings were measured.
 
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
@@ -345,10 +349,13 @@ def chance_words(so_far: BestSoFar) -> str:
     measured = {so_far.attempts[index].candidate_number for index in so_far.rates}
     if step is None or step.chance is None or step.action != "trial" or len(measured) < 2:
         return ""
-    price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
-    if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
-        price = f", but that takes {fmt.duration(step.price_s)}, beyond the budget"
-    return f"{chance_text(step.chance)} chance that the next setting gains 2 % or more{price}"
+    words = ["next"]
+    if step.next_number is not None and so_far.space is not None:
+        words = [f"next: {candidate_words(so_far.space, step.next_number, short=True)}"]
+    if step.price_s is not None:
+        is_dear = question is not None and step.price_s > question.budget_s - so_far.spent_s()
+        words.append(f"about {fmt.duration(step.price_s)}{', beyond the budget' if is_dear else ''}")
+    return ", ".join([*words, f"{chance_text(step.chance)} chance of 2 % or more"])
 
 
 def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:

@@ -23,6 +23,7 @@ from trainfast_runner.search.best.decide import (
     ColdRuns,
     Difference,
 )
+from trainfast_runner.search.best.levers import unused_lever
 from trainfast_runner.search.best.question import changes_training
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
@@ -92,6 +93,10 @@ def answer_of(state: BestState) -> BestAnswer | None:
         verdicts=verdicts,
         pareto_numbers=[[*points][index] for index in pareto_front([*points.values()])],
         changes_training=changes_training(state.candidates[best_number], state.candidates[baseline_number]),
+        diagnosis=state.journal.diagnosis,
+        unused_lever=unused_lever(
+            state.question, state.candidates[best_number], state.counted_trials.get(best_number, ())
+        ),
         notes=list(_notes(cold)),
     )
 
@@ -100,12 +105,12 @@ def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateV
     """Return the verdict on a candidate, with its `rate` if it was measured."""
     if number in state.ruled_out:
         return state.ruled_out[number]
-    least_s, chance = state.candidates[number].least_s_per_sample, float(state.chances[number])
+    chance = float(state.chances[number])
     verdict: VerdictWord = "not_tried"
     if rate is not None:
         verdict, reason = "measured", _against_best(state.cold, number)
-    elif least_s and number in state.bound_numbers:
-        verdict, reason = "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
+    elif number in state.bounds:
+        verdict, reason = "bound", state.bounds[number]
     else:
         reason = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
         if chance <= LIKELY_CHANCE:
@@ -268,8 +273,8 @@ def _answer_fields(so_far: BestSoFar) -> dict[str, Any]:
         for verdict in so_far.verdicts
     ]
     if end is None or answer is None or space is None:
-        names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
-        lists = ("doubts", "ties", "effects", "pareto", "changes_training", "notes")
+        names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget", "unused_lever")
+        lists = ("doubts", "ties", "effects", "pareto", "changes_training", "diagnosis", "notes")
         return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdict_fields}
 
     def side(number: int, rate: Interval | None, value: Interval | None, run_ids: list[str]) -> dict[str, Any]:
@@ -295,7 +300,9 @@ def _answer_fields(so_far: BestSoFar) -> dict[str, Any]:
         "baseline": side(space.baseline_number, *baseline_figures),
         "doubts": so_far.answer_doubts,
         "gain": gain(answer.gain_percent),
-        **fields_of(answer, "within_percent", "tried_in_budget", "changes_training", "notes"),
+        **fields_of(
+            answer, "within_percent", "tried_in_budget", "changes_training", "diagnosis", "unused_lever", "notes"
+        ),
         "ties": [so_far.candidate(number).knobs for number in answer.tied_numbers],
         "effects": [
             {**fields_of(effect, "knob", "value", "measured"), "from": effect.before, "gain": gain(effect.gain_percent)}

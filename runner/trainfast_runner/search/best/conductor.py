@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError, highest, lowest
-from trainfast_runner.machine import calibration
-from trainfast_runner.machine.cpu import CpuWindow, cpu_name
+from trainfast_runner.machine.cpu import CpuWindow
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt, Result, RunConditions
 from trainfast_runner.records.run_directory import read_records, read_run_file, read_worker_lines
 from trainfast_runner.records.run_file import ForeignProcess
-from trainfast_runner.records.worker_lines import COLD, ActualLine
-from trainfast_runner.results.bottleneck import foreign_processes
-from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of, total_joules
+from trainfast_runner.records.run_lines import Step
+from trainfast_runner.records.worker_lines import COLD
+from trainfast_runner.results.bottleneck import diagnose, figures_by_scope, foreign_processes, measured_window_of
+from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of, total_joules, window_of
 from trainfast_runner.results.doubts import THROTTLING_KINDS, doubts
 from trainfast_runner.results.summary import read_start_s, window_throttle
 from trainfast_runner.results.verdict import first_difference
@@ -53,12 +53,13 @@ from trainfast_runner.search.best_journal import (
     ColdRun,
     ProcessReady,
     Space,
+    StepProfile,
     Trial,
 )
 from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, wait_until
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
-from trainfast_runner.search.predicted_speed import with_predicted_speed
+from trainfast_runner.search.predicted_speed import SpeedDevice, known_ceiling, with_predicted_speed
 from trainfast_runner.search.searches import SearchOptions, incompatible_reason, takes_warm_trials
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.worker.shared.words import TRIAL
@@ -69,8 +70,8 @@ PREDICTIONS_WAIT_S = 30.0
 """The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
 MIN_ADDED_STEPS = 2
 """The fewest steps that are added to a trial."""
-ENERGY_SAMPLED_S = 3.0
-"""Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
+SAMPLED_S = 3.0
+"""Timed steps of this length have two samples of a GPU's energy counter and utilization, read once a second."""
 UNTIMED_COLD_STEPS = 3
 """Untimed steps of a cold run, as of any run; on a CPU its memory is measured in them."""
 VOIDING_KINDS = ("other_processes", "shared_gpu", *THROTTLING_KINDS.values())
@@ -122,7 +123,9 @@ class BestConductor(Conductor[BestEnded]):
             launch.keep_standby(self._best_plan.plan, self._home)
             cancelled = threading.Event()
             with ThreadPoolExecutor(1) as pool:
-                prediction = pool.submit(self._best_plan.predict_candidates, cancelled)
+                device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
+                ceiling = known_ceiling(self._home, device)
+                prediction = pool.submit(self._best_plan.predict_candidates, cancelled, ceiling)
                 try:
                     wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
                 finally:
@@ -216,30 +219,18 @@ class BestConductor(Conductor[BestEnded]):
             {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs},
             decision.step_rule,
             uuids=self._process_uuids,
-            needs_energy=self._question.objective == "samples_per_joule",
+            # The baseline's busy share is what every later expectation starts from.
+            needs_samples=self._question.objective == "samples_per_joule"
+            or (bool(self._process_uuids) and number == self._space.baseline_number and not is_warm),
         )
         if trial is None:
             self._record_end(number, began_s)
             return
         self._write(with_usual_disturbance(trial, self._lines))
-        if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
-            self._add_flops_bounds(process)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
         elif not takes_warm_trials(self._best_plan.survey.run_of(candidate.knobs).knobs):
             self._runs.end_process()
-
-    def _add_flops_bounds(self, process: WarmProcess) -> None:
-        """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
-        if any(candidate.least_s_per_sample for candidate in self._space.candidates):
-            return
-        names = self._best_plan.plan.device_names
-        ceiling = calibration.read(self._home).get(next(iter(names), "") or cpu_name())
-        lines = read_worker_lines(process.directory).get(0, [])
-        flops = [line.model_flops_per_sample for line in lines if isinstance(line, ActualLine)]
-        if ceiling is not None and not ceiling.disturbed and (newest_flops := next(filter(None, flops[::-1]), None)):
-            self._space = self._best_plan.with_bounds(self._space, newest_flops, ceiling)
-            self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:
         """Return the warm process for a candidate, if need be a new one; None if that ended before it was ready."""
@@ -293,15 +284,16 @@ def take_trial(
     rule: StepRule,
     *,
     uuids: Sequence[str] = (),
-    needs_energy: bool = False,
+    needs_samples: bool = False,
 ) -> Trial | None:
     """Return the trial with its outcome and figures; None when the process on these GPUs ended without an answer.
 
-    `needs_energy` adds steps until the energy counters were read twice. A trial that other processes or heat disturb is
+    `needs_samples` adds steps until the GPUs were read twice. A trial that other processes or heat disturb is
     void, and one that ran other settings has failed.
     """
     began_s, cpu, others_cores = time.monotonic(), CpuWindow(), None
     step_ms: list[float] = []
+    steps: list[Step] = []
     losses: list[float | None] = []
     outcome: AttemptOutcome = "measured"
     reason, peak_bytes, begin_ns, end_ns = "", None, 0, 0
@@ -318,6 +310,7 @@ def take_trial(
             break
         # The slowest rank's times count.
         step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
+        steps += lines[0].steps()
         losses += lines[0].losses
         peak_bytes = highest((peak_bytes, *(line.peak_allocated_bytes for line in lines)))
         end_ns, others_cores = max(line.t_ns for line in lines), cpu.others_cores()
@@ -329,7 +322,7 @@ def take_trial(
             outcome, reason = "slow", words
         elif judgement == "more":
             count = steps_to_add(step_ms, rule)
-        elif needs_energy and (missing_s := ENERGY_SAMPLED_S - (end_ns - begin_ns) / 1e9) > 0:
+        elif needs_samples and (missing_s := SAMPLED_S - (end_ns - begin_ns) / 1e9) > 0:
             # In one order: between two orders the GPU waits, and that energy would count.
             count = max(rule.min_steps, math.ceil(1000 * missing_s / statistics.median(step_ms)))
     devices, found = trial_conditions(process.directory, uuids, Window(begin_ns, end_ns), others_cores)
@@ -339,6 +332,7 @@ def take_trial(
             outcome, reason = "failed", difference
         elif disturbance := void_reason(found):
             outcome, reason = "void", "; ".join(filter(None, (reason, disturbance)))
+    trial = msgspec.structs.replace(trial, **phases_of(process.directory, steps, knobs))
     return msgspec.structs.replace(
         trial,
         outcome=outcome,
@@ -378,6 +372,25 @@ def trial_conditions(
     return devices, doubts(result)
 
 
+def phases_of(directory: Path, steps: Sequence[Step], knobs: KnobValues) -> dict[str, Any]:
+    """Return the `profile` and the `diagnosis` of a trial with these knobs and timed steps; empty without a window."""
+    window = window_of(steps)
+    records = None if window is None else read_records(directory)
+    if window is None or records is None or records.run is None:
+        return {}
+    run = msgspec.structs.replace(records.run, knobs={**records.run.knobs, **knobs})
+    join = join_of(records.device_samples, run.watch_uuids, used_uuids=run.device_uuids)
+    readings = records.device_samples, records.host_samples, records.events
+    measured = measured_window_of(run, {0: steps}, window, join, *readings)
+    busy_percent = figures_by_scope(measured)["run"][0]["gpu_utilization_percent"]
+    profile = StepProfile(
+        data_ms=measured.mean_ms("data"),
+        optimizer_ms=measured.mean_ms("optimizer"),
+        gpu_busy=None if busy_percent is None else busy_percent / 100,
+    )
+    return {"profile": profile, "diagnosis": [finding.line for finding in diagnose(measured)]}
+
+
 def override_reason(directory: Path, knobs: KnobValues) -> str | None:
     """Return the knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
     run = read_run_file(directory)
@@ -404,6 +417,7 @@ def trial_of_run(number: int, candidate: Candidate, directory: Path, result: Res
     samples = [sum(line.samples or 0 for line in rank_steps) for rank_steps in steps]
     samples_per_step = statistics.median_low(samples) if samples else 0
     joules_per_sample = result.energy.joules_per_sample
+    first_rank = ranks[0] if ranks else []
     return Trial(
         candidate_number=number,
         warm=False,
@@ -411,6 +425,7 @@ def trial_of_run(number: int, candidate: Candidate, directory: Path, result: Res
         step_ms=[max(line.step_ms for line in rank_steps) for rank_steps in steps],
         joules=None if joules_per_sample is None else joules_per_sample * samples_per_step * len(steps),
         seconds=seconds,
+        **phases_of(directory, first_rank, {}),
         **_fields_of_run(result, candidate.knobs),
     )
 

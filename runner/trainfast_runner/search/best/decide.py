@@ -1,9 +1,9 @@
 """Decide the next step of a best-fit search from the state of its journal, with the reason in words. Touches nothing.
 
-The baseline is tried first, then the largest batch. From then on the next trial is that of the greatest expected
-improvement a second, until no candidate is likely to be 2 % better and every value of every knob was run once, or the
-budget ends. Cold runs choose among the leaders and confirm the winner. Their noise is pooled over repeated runs of the
-same candidate, with the noise of the trials as four runs' worth of evidence; intervals are Student's.
+The baseline is tried first. Its phases and the work of each candidate tell what to expect of every lever (`levers`);
+the next trial is that of the greatest expected improvement a second, until no candidate is likely to be 2 % better, or
+the budget ends. Cold runs choose among the leaders and confirm the winner. Their noise is pooled over repeated runs of
+the same candidate, with the noise of the trials as four runs' worth of evidence; intervals are Student's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
+from trainfast_runner.search.best.levers import MIN_BOUND, PHASES, phase_shares, prior_of
 from trainfast_runner.search.best.question import TOO_LARGE, changes_training, oom_verdict
 from trainfast_runner.search.best_journal import (
     CONFIRM,
@@ -64,8 +65,12 @@ WORTHWHILE_LOG_GAIN = math.log1p(WORTHWHILE_PERCENT / 100)
 """The same gain, in ln rate."""
 HOPELESS_SHARE = 0.7
 """Chosen, not measured: a trial ends early when its best step is below this share of the leader's pace."""
-LIKELY_CHANCE = 0.05
+LIKELY_CHANCE = 0.03
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
+OPENING_TRIALS = 4
+"""The first trials, of which each is given the baseline's bottleneck as its reason."""
+PROBABLE_CHANCE = 0.5
+"""Chosen, not measured: with more than this chance a trial may take the time kept for the runs that confirm."""
 MAX_VOID_ATTEMPTS = 3
 """A candidate with this many void trials or runs is given up."""
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
@@ -84,7 +89,7 @@ NEAR_LOG_GAIN = 0.03
 """Chosen, not measured: candidates within this of the leader, in ln of the objective, take part in the race."""
 MAX_FINALISTS = 4
 """Chosen, not measured: the most candidates in the race. Each candidate takes cold runs."""
-MIN_FASTEST_CHANCE = 0.01
+MIN_FASTEST_CHANCE = 0.2
 """Chosen, not measured: a candidate with a smaller chance than this to be the fastest takes no part."""
 EQUAL_LOG_GAIN = 0.005
 """Candidates that differ by less than this, and by less than the noise, are equal: the simpler one wins.
@@ -126,7 +131,7 @@ def decide(state: BestState) -> BestDecision:
     """Return the next step, with the leader's figures, and the chance and the price of the most promising trial."""
     cold, decision = state.cold, None
     if state.leader_number is None or not cold.has_begun:
-        decision = _first_trial(state) or _largest_batch_trial(state) or _most_promising_trial(state)
+        decision = _first_trial(state) or _most_promising_trial(state)
     if decision is None and (step := next_cold_run(cold)) is not None:
         decision = BestDecision(step, step_rule=replace(COLD_RULE, min_steps=cold.steps, max_steps=cold.steps))
     if decision is None:
@@ -142,6 +147,7 @@ def decide(state: BestState) -> BestDecision:
         rate=math.exp(rate),
         low=math.exp(rate - half_width),
         high=math.exp(rate + half_width),
+        next_number=next_number,
         chance=None if next_number is None else float(state.chances[next_number]),
         price_s=None if next_number is None else float(state.costs_s[next_number]),
     )
@@ -189,48 +195,25 @@ def _first_trial(state: BestState) -> BestDecision | None:
     return _trial_of(state, min(state.remaining, key=size), reason)
 
 
-def _largest_batch_trial(state: BestState) -> BestDecision | None:
-    """Return the trial of the largest batch that fits, as the second trial, in the baseline's process; else None."""
-    levels, number = state.levels, state.space.baseline_number
-    if len(state.journal.trials) > 1 or "batch_size" not in levels.names:
-        return None
-    sizes = [levels.with_level(number, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
-    usable = state.is_affordable & state.is_warm
-    fitting = [other for other in sizes if other is not None and usable[other]]
-    largest = max(fitting, key=lambda number: state.candidates[number].batch_size, default=number)
-    return None if largest == number else _trial_of(state, largest, "the largest batch that fits")
-
-
 def _most_promising_trial(state: BestState) -> BestDecision | None:
     """Return the trial of the greatest expected improvement a second; None when the trials end."""
     if _trials_end_reason(state):
         return None
-    likely, unseen = state.is_likely & state.is_affordable, state.is_unseen & state.is_affordable
-    number = state.most_promising(likely if likely.any() else unseen)
-    if not state.is_warm[number] and (unseen & state.is_warm).any():
-        # Trying a new value costs about a second in the warm process, and a process start once that has ended.
-        number = state.most_promising(unseen & state.is_warm)
-    if likely[number]:
-        chance, gain = chance_text(state.chances[number]), 100 * math.expm1(state.gains.mean[number])
-        return _trial_of(state, number, f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {gain:+.1f} %")
-    return _trial_of(state, number, f"{', '.join(state.unseen_values(number))} was never run")
+    number = state.most_promising(state.is_likely & state.is_affordable)
+    is_opening = len(state.journal.trials) < OPENING_TRIALS
+    return _trial_of(state, number, "; ".join([state.outlook(number), *state.journal.diagnosis[: int(is_opening)]]))
 
 
 def _trials_end_reason(state: BestState) -> str | None:
     """Return the reason that the trials end, with the next one's name, price and chance; None if they do not."""
     number = state.next_number
     if number is None:
-        likely = f"a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
-        return f"no setting left has {likely}, and every value was run"
+        return f"no setting left has a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
     if not state.is_budget_spent:
         return None
     overridden = state.overridden_values(number, state.leader_number or 0)
-    going_on = f"next: {', '.join(overridden)}, about {duration(float(state.costs_s[number]))}"
-    if state.is_likely[number]:
-        going_on += f", {chance_text(state.chances[number])} chance of {WORTHWHILE_PERCENT} % or more"
-    else:
-        going_on += f", as {', '.join(state.unseen_values(number))} was never run"
-    return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {going_on}"
+    budget = duration(state.question.budget_s)
+    return f"the budget of {budget} pays for no further trial; next: {', '.join(overridden)}, {state.outlook(number)}"
 
 
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
@@ -297,11 +280,13 @@ def _cold_runs(cold: ColdRuns, done: Counter[tuple[int, str]]) -> Iterator[BestS
     overridden = cold.overridden_levels(answer_number)
     if len(overridden) < 2 or len(cold.counted) >= MAX_BEFORE_TURN_BACK:
         return
-    # Each knob turned back alone, greatest gain first.
+    # Each knob turned back alone, greatest gain first, unless the trials tell its gain.
     turned_back = {state.levels.with_level(answer_number, knob, base): knob for knob, base in overridden.items()}
     remaining = [number for number in state.remaining if number in turned_back]
     for number in sorted(remaining, key=state.log_objectives[0].__getitem__):
-        if not any(done[number, role] for role in COLD_ROLES) and cold.are_affordable([number]):
+        is_known = cold.by_trials(number, answer_number).half_width < NEAR_LOG_GAIN
+        is_done = any(done[number, role] for role in COLD_ROLES)
+        if not (is_known or is_done) and cold.are_affordable([number]):
             knob = turned_back[number]
             reason = f"the winner with {knob} turned back to the baseline's value, to measure the gain of {knob}"
             yield run(number, TURN_BACK, reason, knob)
@@ -340,7 +325,9 @@ class BestState:
             self.counted_trials[trial.candidate_number].append(trial)
         self.levels, keys, self.processes = _layout_of(space)
         """`processes` has the number of each candidate's process, an index into `keys`."""
-        self.posterior = Posterior(self.levels, self.measured, per_joule=question.objective == "samples_per_joule")
+        prior = prior_of(question, space, self.levels.names, self.counted_trials)
+        per_joule = question.objective == "samples_per_joule"
+        self.posterior = Posterior(self.levels, prior, self.measured, per_joule=per_joule)
         starts = ProcessStarts(lines)
         self.switch_s = starts.switch_s
         self.starts_s = np.array([starts.seconds(key) for key in keys])[self.processes]
@@ -416,45 +403,47 @@ class BestState:
         return self.gains.chance_above(WORTHWHILE_LOG_GAIN)
 
     @cached_property
-    def bound_numbers(self) -> frozenset[int]:
-        """The candidates whose FLOPs alone take longer than the leader's whole sample; empty for joules."""
+    def bounds(self) -> dict[int, str]:
+        """The candidates that cannot beat the leader, with the reason; empty for joules.
+
+        The FLOPs alone take longer than the leader's whole sample, or a knob differs whose part of the step, of the
+        baseline's and of the leader's, is too small to matter.
+        """
         if self.leader_number is None or self.question.objective == "samples_per_joule":
-            return frozenset()
-        leader_value = float(self.log_objectives[0][self.leader_number])
-        return frozenset(
-            number
-            for number, candidate in enumerate(self.candidates)
-            if (least_s := candidate.least_s_per_sample)
-            and self.question.log_objective(candidate, 1 / least_s, float(self.starts_s[number])) < leader_value
-        )
+            return {}
+        leader, leader_value = self.leader_number, float(self.log_objectives[0][self.leader_number])
+        bounds: dict[int, str] = {}
+        for number, candidate in enumerate(self.candidates):
+            if candidate.least_s_per_sample:
+                rate, start_s = 1 / candidate.least_s_per_sample, float(self.starts_s[number])
+                if self.question.log_objective(candidate, rate, start_s) < leader_value:
+                    bounds[number] = f"at most {rate:.4g} samples/s by its FLOPs and the device's peak"
+        trials = [*self.counted_trials.get(self.space.baseline_number, ()), *self.counted_trials[leader]]
+        shares = [phase_shares(self.space, trial) for trial in trials]
+        # A time to the last step also has a start, on which a loader acts.
+        names = self.levels.names if self.question.objective == "samples_per_s" else ()
+        for index, name in enumerate(names):
+            if (share := max(of_trial.get(name, 1.0) for of_trial in shares)) < MIN_BOUND:
+                reason = f"{name} acts on {PHASES[name]} alone, {100 * share:.2g} % of the step"
+                levels = self.levels.array[:, index]
+                bounds |= {int(number): reason for number in np.flatnonzero(levels != levels[leader])}
+        return bounds
 
     @cached_property
     def is_open(self) -> BoolArray:
         """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
-        return self._mask(self.remaining) & ~self._mask(self.counted_trials) & ~self._mask(self.bound_numbers)
+        return self._mask(self.remaining) & ~self._mask(self.counted_trials) & ~self._mask(self.bounds)
 
     @cached_property
     def is_likely(self) -> BoolArray:
         """Open candidates that are likely enough to be 2 % better than the leader."""
         return self.is_open & (self.chances > LIKELY_CHANCE)
 
-    @cached_property
-    def _unseen_levels(self) -> BoolArray:
-        """For each candidate and knob, true if its level was never run; one that failed or did not fit was run."""
-        trials = [trial for trial in self.journal.trials if trial.outcome in ("oom", *UNUSABLE_OUTCOMES)]
-        levels, tried = self.levels.array, [*self.counted_trials, *(trial.candidate_number for trial in trials)]
-        unseen = [~np.isin(column, column[tried]) for column in levels.T]
-        return np.array(unseen, dtype=bool).reshape(levels.T.shape).T
-
-    @cached_property
-    def is_unseen(self) -> BoolArray:
-        """Open candidates with a value that was never run."""
-        return self.is_open & self._unseen_levels.any(axis=1)
-
-    def unseen_values(self, number: int) -> list[str]:
-        """Return the values of a candidate that were never run, as typed."""
-        names = [self.levels.names[index] for index in np.flatnonzero(self._unseen_levels[number])]
-        return [f"{name}={value_text(name, self.candidates[number].knobs[name])}" for name in names]
+    def outlook(self, number: int) -> str:
+        """Return the expected gain of a candidate over the leader, the price of its trial and its chance, in words."""
+        gain, chance = 100 * math.expm1(self.gains.mean[number]), chance_text(self.chances[number])
+        price = duration(float(self.costs_s[number]))
+        return f"about {price}, {chance} chance of {WORTHWHILE_PERCENT} % or more, expected {gain:+.0f} %"
 
     def overridden_values(self, number: int, other_number: int) -> list[str]:
         """Return the values of a candidate that differ from another's, as typed."""
@@ -463,20 +452,19 @@ class BestState:
 
     @cached_property
     def is_affordable(self) -> BoolArray:
-        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
-        budget_s = self.question.budget_s
-        left_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - self.spent_s
-        return self.is_open & (self.costs_s <= left_s - np.where(self.is_warm, self._closing_s, 0.0))
+        """Open candidates whose trial is expected to end within the time of the trials, its process closed.
 
-    @cached_property
-    def is_worth_a_trial(self) -> BoolArray:
-        """Open candidates that are likely to be better, or have a value that was never run."""
-        return self.is_likely | self.is_unseen
+        One that will probably be better may take the time that is kept for the runs that confirm.
+        """
+        budget_s = self.question.budget_s
+        kept_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s)
+        left_s = np.where(self.chances > PROBABLE_CHANCE, budget_s, kept_s) - self.spent_s
+        return self.is_open & (self.costs_s <= left_s - np.where(self.is_warm, self._closing_s, 0.0))
 
     @property
     def is_budget_spent(self) -> bool:
-        """True if some candidate is worth a trial and the budget pays for none of those."""
-        return bool(self.is_worth_a_trial.any() and not (self.is_worth_a_trial & self.is_affordable).any())
+        """True if some candidate is likely to be better and the budget pays for none of those."""
+        return bool(self.is_likely.any() and not (self.is_likely & self.is_affordable).any())
 
     @cached_property
     def improvements_per_s(self) -> Array:
@@ -524,9 +512,9 @@ class BestState:
     @cached_property
     def next_number(self) -> int | None:
         """The most promising candidate that is worth a trial, within the budget or not; None if none is."""
-        if self.leader_number is None or not self.is_worth_a_trial.any():
+        if self.leader_number is None or not self.is_likely.any():
             return None
-        return self.most_promising(self.is_likely if self.is_likely.any() else self.is_unseen)
+        return self.most_promising(self.is_likely)
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import CPU, count_asked
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.memory.model import MemoryModel, step_work
 from trainfast_runner.memory.oom import sizes_in
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
@@ -42,6 +43,7 @@ from trainfast_runner.search.best_journal import (
     Trial,
 )
 from trainfast_runner.search.effects import MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
+from trainfast_runner.search.predicted_speed import traced_parts_s
 from trainfast_runner.search.searches import (
     BATCH_KNOBS,
     MESH_KNOBS,
@@ -74,7 +76,6 @@ from trainfast_runner.settings.knobs import (
     knob,
     settings_of,
 )
-from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
@@ -305,8 +306,6 @@ def excess_text(needed_bytes: int, excess_bytes: int) -> str:
 
 MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 """Steps of the shortest trial."""
-ABOVE_CEILING = 1.1
-"""A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
 ASKS_THE_MODEL = ("sdpa", "flash")
 """Values of `attention` that only the model's class can confirm, which takes an import of torch."""
 
@@ -347,8 +346,11 @@ class BestPlan:
         own_uuids = uuids[: device_count(spec, self.survey.machine)] if uuids else ()
         return planning.plan_run(spec, self.plan.python, own_uuids)
 
-    def predict_candidates(self, cancelled: threading.Event) -> Space:
-        """Return the candidates of a model with their predicted memory; models are traced until `cancelled` is set."""
+    def predict_candidates(self, cancelled: threading.Event, ceiling: Ceiling | None = None) -> Space:
+        """Return the candidates of a model with their predicted memory, and their work at the speeds of a `ceiling`.
+
+        Models are traced until `cancelled` is set.
+        """
         assert self.facts is not None, "the memory of a script is unknown"
         plan, spec, space = self.plan, self.survey.spec, self.space
         if any(value in ASKS_THE_MODEL for value in self.question.vary.get("attention", [spec.knobs["attention"]])):
@@ -379,27 +381,30 @@ class BestPlan:
             else:
                 limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
             figures: dict[str, Any] = {"predicted_bytes": needed_bytes}
+            if ceiling is not None:
+                devices = self.survey.count(device_count, spec)
+                figures |= traced_parts_s(spec, model, devices, self.survey.machine.cores, ceiling)
             if limit is not None and needed_bytes > limit:
                 figures["excess_bytes"] = excess_bytes = needed_bytes - limit
                 # The baseline is tried all the same: its run shows the error of the prediction.
                 if number != space.baseline_number:
                     figures |= {"excluded_as": TOO_LARGE, "reason": excess_text(needed_bytes, excess_bytes)}
             candidates[number] = msgspec.structs.replace(candidate, **figures)
-        return msgspec.structs.replace(space, candidates=candidates)
+        baseline = specs.get(space.baseline_number)
+        model = None if baseline is None or ceiling is None else model_of(baseline)
+        share = None if baseline is None or model is None else attention_share(self.facts.config, baseline, model)
+        return msgspec.structs.replace(space, candidates=candidates, attention_share=share)
 
-    def with_bounds(self, space: Space, flops: float, ceiling: Ceiling) -> Space:
-        """Return the space with the least seconds of a sample, for candidates of a calibrated precision.
 
-        `flops` are the model's of one sample. Recomputation under checkpointing only adds FLOPs: the bound still holds.
-        """
-        candidates = list(space.candidates)
-        for number, spec in self.survey.legal_specs(space).items():
-            if tflops := ceiling.tflops.get(peak_precision(str(spec.knobs["precision"]))):
-                # The ranks of a CPU run share its cores.
-                devices = device_count(spec, self.survey.machine) if ceiling.device == "cuda" else 1
-                least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
-                candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least_s)
-        return msgspec.structs.replace(space, candidates=candidates)
+def attention_share(config: Mapping[str, Any], spec: RunSpec, model: MemoryModel) -> float | None:
+    """Return the share of a step's FLOPs in which tokens attend to tokens; None if the configuration lacks a field."""
+    layers, hidden = (config.get(name) for name in ("num_hidden_layers", "hidden_size"))
+    batch, accum, tokens = (whole_number(spec.knobs, name) for name in (*BATCH_KNOBS, "seq_len"))
+    flops = step_work(model, batch, accum).flops
+    if not (isinstance(layers, int) and isinstance(hidden, int) and flops):
+        return None
+    # Two products forward and four backward, of 2 FLOPs an element (torchtitan's formula).
+    return 12.0 * layers * hidden * tokens**2 * batch * accum / flops
 
 
 def with_seen_samples(space: Space, trial: Trial) -> Space:
