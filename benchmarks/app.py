@@ -5,7 +5,6 @@
 Eight GPUs come from the tests' stand-in NVML library, found by the ordinary loader; the run is a real one on the CPU.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -15,12 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from benchmarks.meter import Row, app, at_most, first_paints_ms, live_run, measure, options, print_table
 from benchmarks.sampler_cost import stand_in, throttled_on_and_off
-
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import MemoryFigures, Result, Spread, Throughput
 
 HELP_MS, FIRST_PAINT_MS, LIST_S = 150.0, 300.0, 1.0
 HISTORY, LISTED = 100, 10_000
@@ -31,13 +26,13 @@ def rows() -> list[Row]:
     """Every budget of the app: what, measured, budget, held."""
     with tempfile.TemporaryDirectory() as folder:
         homes = {name: Path(folder, name) for name in ("plain", "throttled", "many")}
-        for home in homes.values():
-            home.mkdir()
         calm = {**stand_in(homes["plain"]), "TRAINFAST_HOME": str(homes["plain"] / "home")}
         throttled = {**throttled_on_and_off(homes["throttled"]), "TRAINFAST_HOME": str(homes["throttled"] / "home")}
-        write_history(Home(homes["plain"] / "home"), HISTORY)
-        write_history(Home(homes["many"]), LISTED)
+        write_history(homes["plain"] / "home", HISTORY)
+        write_history(homes["many"], LISTED)
         helped, bare = _seconds([*app(), "--help"], calm), _seconds([sys.executable, "-c", ""], calm)
+        many = {**calm, "TRAINFAST_HOME": str(homes["many"])}
+        listed_s = _seconds([*app(), "runs", "list"], many, times=1)
         [paint_ms] = first_paints_ms(app(), env=calm)
         return [
             at_most("--help", 1e3 * helped, HELP_MS, "ms", more=f" (bare Python {1e3 * bare:.0f} ms)"),
@@ -45,37 +40,19 @@ def rows() -> list[Row]:
             *_with_a_live_run(calm, "live run, 8 GPUs, 160x48", 6),
             # Long enough that the charts are full of it.
             *_with_a_live_run(throttled, "live run, 8 GPUs throttled on and off every 3 s, 160x48", 100),
-            at_most(
-                f"runs list, {LISTED:,} runs",
-                _seconds([*app(), "runs", "list"], {**calm, "TRAINFAST_HOME": str(homes["many"])}, times=1),
-                LIST_S,
-                "s",
-                digits=2,
-            ),
+            at_most(f"runs list, {LISTED:,} runs", listed_s, LIST_S, "s", digits=2),
         ]
 
 
-def write_history(home: Home, count: int) -> None:
-    """`count` finished runs, as small as a real one's records of its end."""
-    home.create()
+def write_history(home: Path, count: int) -> None:
+    """`count` finished runs as the tests lay them on disk, the last one with its start."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from on_disk import ended, started
+
     for number in range(count):
         run_id = f"20260101-{number:06d}-tiny-llama-{number % 65536:04x}"
-        result = Result(
-            run_id=run_id,
-            state="finished",
-            preset="tiny-llama",
-            started_wall_ns=1_767_225_600_000_000_000 + number * 10**9,
-            seconds=12.0,
-            knobs={"batch_size": 8, "seq_len": 128, "precision": "fp32", "strategy": "single"},
-            throughput=Throughput(samples_per_s=Spread(median=100.0 + number, mad=1.0)),
-            memory=MemoryFigures(peak_allocated_bytes=300 << 20),
-        )
-        directory = home.directory(run_id)
-        directory.mkdir()
-        (directory / "result.json").write_bytes(msgspec.json.encode(result))
-    clock = {"monotonic_ns": 0, "wall_ns": 0}
-    run = {"schema": 1, "run_id": run_id, "preset": "tiny-llama", "knobs": result.knobs, "clock": clock}
-    (directory / "run.json").write_text(json.dumps(run))
+        ended(home, run_id, samples_per_s=100.0 + number)
+    started(home, run_id)
 
 
 def _seconds(command: Sequence[str], environment: Mapping[str, str], times: int = 15) -> float:

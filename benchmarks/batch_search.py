@@ -12,92 +12,64 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 from benchmarks.meter import Json, cli, options, settings_of
-
-from trainfast_runner.records.home import Home
-from trainfast_runner.running import launch, planning
-from trainfast_runner.search.conductor import wait_for_result
-from trainfast_runner.settings.spec import resolve
 
 STEPS_A_TRIAL = 2
 MAX_PROBES, MAX_OOMS = 6, 1
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 COMMON = ("memory_limit=2GiB", "data.kind=random")
 """A model's own settings come after these."""
-ON_CPU = ("workers=0", "pin_memory=off")
-MODELS: dict[str, tuple[str, ...]] = {
-    "llama": ("tiny-llama", "seq_len=512"),
-    "llama-checkpointing": (
-        *("tiny-llama", "seq_len=512", "checkpointing=full", "grad_accum=2", "optimizer=sgd", "memory_limit=1GiB"),
-    ),
-    "gpt2": (
-        *("gpt2", "model.n_layer=4", "model.n_embd=512", "model.n_head=8", "seq_len=64", "precision=fp32"),
-        *("optimizer=adamw", *ON_CPU),
-    ),
-    "bert": (
-        *("bert-base", "model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
-        *("model.intermediate_size=1024", *ON_CPU),
-    ),
-    "t5": (
-        *("t5-base", "model.num_layers=2", "model.num_decoder_layers=2", "model.d_model=256", "model.d_ff=1024"),
-        *("model.num_heads=4", "seq_len=256", "precision=fp32", "optimizer=adamw", *ON_CPU),
-    ),
+MODELS = {
+    "llama": "tiny-llama seq_len=512",
+    "llama-checkpointing": "tiny-llama seq_len=512 checkpointing=full grad_accum=2 optimizer=sgd memory_limit=1GiB",
+    "gpt2": "gpt2 model.n_layer=4 model.n_embd=512 model.n_head=8 seq_len=64 precision=fp32 optimizer=adamw workers=0"
+    " pin_memory=off",
+    "bert": "bert-base model.num_hidden_layers=2 model.hidden_size=256 model.num_attention_heads=4"
+    " model.intermediate_size=1024 workers=0 pin_memory=off",
+    "t5": "t5-base model.num_layers=2 model.num_decoder_layers=2 model.d_model=256 model.d_ff=1024 model.num_heads=4"
+    " seq_len=256 precision=fp32 optimizer=adamw workers=0 pin_memory=off",
 }
+"""A preset and its settings."""
 
 
-class ColdRuns:
-    """Fresh runs of one model by batch size, each made once."""
-
-    def __init__(self, preset: str, settings: list[str], home: Home) -> None:
-        self._plan, self._home = planning.plan_run(resolve(preset, settings)), home
-        self.ends: dict[int, str] = {}
-
-    def end(self, batch_size: int) -> str:
-        """The end state at this size."""
-        if batch_size not in self.ends:
-            spec = self._plan.spec
-            knobs = {**spec.knobs, "batch_size": batch_size, "steps": STEPS_A_TRIAL, "timing_warmup": 1}
-            directory = launch.start(replace(self._plan, spec=replace(spec, knobs=knobs)), self._home)
-            self.ends[batch_size] = wait_for_result(directory, lambda: None).state
-        return self.ends[batch_size]
-
-    def maximum(self, near: int) -> int:
-        """The largest size that finishes: every size from `near` up to the second in a row that does not."""
-        best, size, failed = 0, near, 0
-        while failed < 2:
-            best, failed = (size, 0) if self.end(size) == "finished" else (best, failed + 1)
-            size += 1
-        while best == 0 and near > 1:
-            near -= 1
-            best = near if self.end(near) == "finished" else 0
-        return best
+def maximum(fits: Callable[[int], bool], near: int) -> int:
+    """The largest size that fits: every size from `near` up to the second in a row that does not."""
+    best, size, failed = 0, near, 0
+    while failed < 2:
+        best, failed = (size, 0) if fits(size) else (best, failed + 1)
+        size += 1
+    return best or next((size for size in range(near - 1, 0, -1) if fits(size)), 0)
 
 
 def line(model: str, proof_steps: int) -> tuple[str, bool]:
     """Search one model and find its true maximum: a line of the table, and whether every bound is held."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder)).create()
+    preset, *more = MODELS[model].split()
+    settings = settings_of([*COMMON, *more])
+    with tempfile.TemporaryDirectory() as home:
         # What is known of the training Python is known already; the trace is the search's own to pay for.
-        os.environ["XDG_CACHE_HOME"] = str(home.path / "cache")
-        preset, settings = MODELS[model][0], [*COMMON, *MODELS[model][1:]]
-        cold = ColdRuns(preset, settings, home)
-        words = (*settings_of(settings), "--proof-steps", str(proof_steps), "--fresh")
-        began_s = time.perf_counter()
-        report = cli("search", "max-batch", preset, *words, env={**os.environ, "TRAINFAST_HOME": str(home.path)})
+        environment = {**os.environ, "TRAINFAST_HOME": home, "XDG_CACHE_HOME": f"{home}/cache"}
+
+        @cache
+        def end(size: int) -> str:
+            """The end state of a fresh run at this size."""
+            trial = settings_of([f"batch_size={size}", f"steps={STEPS_A_TRIAL}", "timing_warmup=1"])
+            return str(cli("run", preset, *settings, *trial, env=environment)["state"])
+
+        words, began_s = (*settings, "--proof-steps", str(proof_steps), "--fresh"), time.perf_counter()
+        report = cli("search", "max-batch", preset, *words, env=environment)
         seconds = time.perf_counter() - began_s
         if not report.get("max_batch"):
             return f"{model}: no answer: {report.get('error') or report.get('reason')}", False
         answer = report["max_batch"]
-        cold.ends[answer] = report["proofs"][-1]["state"]
-        maximum = cold.maximum(answer)
-        exact = cold.end(answer) == "finished" and cold.end(_next_that_decides(report)) == "oom"
+        largest = maximum(lambda size: end(size) == "finished", answer)
+        exact = end(answer) == "finished" and end(_next_that_decides(report)) == "oom"
     outcomes = [probe["outcome"] for probe in report["probes"] if probe["outcome"] != "void"]
     ooms = outcomes.count("oom")
     held = exact and len(outcomes) <= MAX_PROBES and ooms <= MAX_OOMS
-    found = f"{answer} of {maximum}, {'exact' if exact else 'NOT EXACT'}; {len(outcomes)} sizes, {ooms} out of memory"
+    found = f"{answer} of {largest}, {'exact' if exact else 'NOT EXACT'}; {len(outcomes)} sizes, {ooms} out of memory"
     return f"{model}: {found}; {seconds:.1f} s{'' if held else '; NOT HELD'}", held
 
 

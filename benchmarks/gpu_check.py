@@ -1,6 +1,6 @@
 """Run the checks of `gpu.sh`: side by side in lanes where nothing is timed, then alone; one table, one JSON file.
 
-Each lane has a home of its own, empty before each check, so that no earlier run corrects a prediction. The file has the
+Each check has an empty home of its own, so that no earlier run corrects a prediction. The file has the
 device, the driver, the versions and one row a check; the newest row of a check in `results/` tells its expected time.
 """
 
@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -57,13 +57,15 @@ class Session:
     file: Path
     limit_s: float
     gpus: int
-    homes: Path
     rows: list[Json] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, row: Json) -> None:
-        """Keep a row, write the file, report progress."""
+    def run(self, check: Check) -> None:
+        """Run a check, keep its row, write the file, report progress."""
+        if self.stopped.is_set():
+            return
+        row = run_check(self, check)
         with self.lock:
             self.rows.append(row)
             self.write()
@@ -102,30 +104,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     head = describe(machine)
     file = options.o or RESULTS / f"{re.sub(r'[^A-Za-z0-9.]+', '-', head['device'])}-{head['date']}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as homes:
-        session = Session(head, file.resolve(), options.l, len(machine.gpus), Path(homes))
-        return run_all(session, chosen)
+    return run_all(Session(head, file.resolve(), options.l, len(machine.gpus)), chosen)
 
 
 def run_all(session: Session, checks: Sequence[Check]) -> int:
     """Run the lanes, then the checks alone; print the table. Ctrl-C and SIGTERM end what runs, and still print it."""
     began_s = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        in_lanes = [check for _, check, _ in plan(checks, recorded_seconds(), session.gpus) if not check.alone]
-        lanes = [
-            threading.Thread(target=_run_all_of, args=(session, in_lanes, f"lane {number}"))
-            for number in range(1, LANES + 1)
-        ]
-        for lane in lanes:
-            lane.start()
-        for lane in lanes:
-            lane.join()
-        _run_all_of(session, [check for check in checks if check.alone], ALONE)
-    except KeyboardInterrupt:
-        session.stopped.set()
-        for lane in lanes:
-            lane.join()
+    in_lanes = [check for _, check, _ in plan(checks, recorded_seconds(), session.gpus) if not check.alone]
+    with ThreadPoolExecutor(LANES) as lanes:
+        try:
+            list(lanes.map(session.run, in_lanes))
+            for check in checks:
+                if check.alone:
+                    session.run(check)
+        except KeyboardInterrupt:
+            session.stopped.set()
     session.head["seconds"] = round(time.monotonic() - began_s, 1)
     if (speed := speed_row(session.rows)) is not None:
         session.rows.append({"check": "speed", "alone": True, "ok": speed[-1], "judged": [speed]})
@@ -137,32 +131,21 @@ def run_all(session: Session, checks: Sequence[Check]) -> int:
     return 0 if session.head["ok"] else 1
 
 
-def _run_all_of(session: Session, waiting: list[Check], lane: str) -> None:
-    """Take the next check until none is left."""
-    while not session.stopped.is_set():
-        with session.lock:
-            if not waiting:
-                return
-            check = waiting.pop(0)
-        session.add(run_check(session, check, lane))
-
-
-def run_check(session: Session, check: Check, lane: str) -> Json:
-    """Run one check in the emptied home of its lane; return its row."""
+def run_check(session: Session, check: Check) -> Json:
+    """Run one check in an empty home; return its row."""
     row: Json = {"check": check.name, "command": check.words, "alone": check.alone}
     if (reason := why_left_out(check, session.gpus)) is not None:
         return row | {"ok": True, "left_out": reason}
-    home = session.homes / lane.replace(" ", "-")
-    shutil.rmtree(home, ignore_errors=True)
-    report = run([sys.executable, *check.arguments], session.limit_s, {"TRAINFAST_HOME": str(home)}, session.stopped)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        report = run([sys.executable, *check.arguments], session.limit_s, {"TRAINFAST_HOME": home}, session.stopped)
     judged = judge(check, report)
     held = report["exit_code"] == check.expect and all(held for *_, held in judged)
     row |= {"ok": held, "exit_code": report["exit_code"], "wall_seconds": report["wall_seconds"], "judged": judged}
     output = report["output"]
-    if output is not None:
-        row |= {name: output[name] for name in KEPT if name in output} if "run_id" in output else {"result": output}
-    else:
+    if output is None:
         row["lines"] = report["lines"]
+    else:
+        row |= {name: output[name] for name in KEPT if name in output} if "run_id" in output else {"result": output}
     return row if held else row | {"error": _what_went_wrong(check, report)}
 
 
@@ -175,11 +158,11 @@ def judge(check: Check, report: Json) -> list[Row]:
         budgets = [row for row in cells if len(row) == 4 and row[3] in ("held", "NOT HELD")]
         return [(what, text, bound, held == "held") for what, text, bound, held in budgets]
     rows: list[Row] = [tuple(row) for row in output.get("judged", ())]
-    bounds = [("<=", *bound) for bound in check.at_most] + [(">=", *bound) for bound in check.at_least]
-    for sign, path, bound, unit in bounds:
+    for path, sign, bound, unit in check.bounds:
         value: Any = output
         for name in path.split("."):
             value = (value or {}).get(name)
+        value = len(value) if isinstance(value, list) else value
         held = value is not None and (value <= bound if sign == "<=" else value >= bound)
         rows.append((path, "absent" if value is None else f"{value:,.1f} {unit}", f"{sign} {bound:g} {unit}", held))
     is_of_preset = "run_id" in output and "--" not in check.arguments

@@ -29,8 +29,6 @@ def rows(seconds: float = 20.0) -> list[Row]:
     """The budgets of the monitor, those beside nvitop included where it can be had."""
     with tempfile.TemporaryDirectory() as folder:
         calm, throttled = Path(folder, "calm"), Path(folder, "throttled")
-        for place in (calm, throttled):
-            place.mkdir()
         environment = {**stand_in(calm), "TRAINFAST_HOME": str(calm / "home")}
         ours = measure(app(), seconds=seconds, settle=4, keys=KEYS, env=environment)
         table = ours.budgets("monitor view, 8 GPUs at 2 Hz, 160x48", CPU_PERCENT)

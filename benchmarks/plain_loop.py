@@ -6,7 +6,6 @@ PRESET, a shipped preset of text or a file, names the model, the data's objectiv
 JSON object with its samples/s. It trains on the GPU where torch sees one.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -14,20 +13,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from benchmarks import meter
+
 
 def main() -> None:
     """Train, print samples/s: the median over the steps after the warm-up."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = meter.options(__doc__, steps=30, warmup=5, batch_size=0, precision="fp32")
     parser.add_argument("preset", type=Path)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, help="instead of the preset's")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 by autocast")
-    options = parser.parse_args()
-    shipped = Path(__file__).parents[1] / "presets" / f"{options.preset}.toml"
-    preset = tomllib.loads((shipped if shipped.exists() else options.preset).read_text())
-    preset["knobs"]["batch_size"] = options.batch_size or preset["knobs"]["batch_size"]
-    print(json.dumps(train(preset, options.steps, options.warmup, options.precision)))
+    asked = parser.parse_args()
+    shipped = Path(__file__).parents[1] / "presets" / f"{asked.preset}.toml"
+    preset = tomllib.loads((shipped if shipped.exists() else asked.preset).read_text())
+    preset["knobs"]["batch_size"] = asked.batch_size or preset["knobs"]["batch_size"]
+    print(json.dumps(train(preset, asked.steps, asked.warmup, asked.precision)))
 
 
 def train(preset: dict[str, Any], steps: int, warmup: int, precision: str) -> dict[str, float]:

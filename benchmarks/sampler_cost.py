@@ -73,6 +73,7 @@ def stand_in(folder: Path, gpus: int = GPUS, ramp: Ramp = HEATING, period_s: flo
 
     ramps = {gpu: [Moment(*line) for line in ramp] for gpu in range(gpus)}
     text = Scenario(time.monotonic_ns(), period_s, ramps).text()
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "scenario"
     path.write_text(text + "memory * 20000\nprocess * 1 30000 0 1000000\ntraffic * 2e8 3e6\n")
     variables: dict[str, str] = shared_object.environment(shared_object.build(folder), gpus=gpus, scenario=path)

@@ -1,4 +1,4 @@
-"""Six scripts as people write them, bare and under `run --`, unchanged: as many steps, as long, and as fast.
+"""Five scripts as people write them, bare and under `run --`, unchanged: as many steps, as long, and as fast.
 
     python -m benchmarks.script_speeds [--pairs 6] [--only plain_torch ...]
 
@@ -29,16 +29,7 @@ import psutil
 from benchmarks.meter import Row, app, options, print_table
 
 SCRIPTS = Path(__file__).with_name("scripts")
-ARGUMENTS = {
-    "hf_argument_parser": "--per_device_train_batch_size=4 --num_train_epochs=1 --use_cpu=true --report_to=none "
-    "--save_strategy=no --disable_tqdm=true",
-    "hard_coded_trainer": "",
-    "with_accelerate": "",
-    "with_lightning": "",
-    "plain_torch": "--batch-size=128",
-    "nanogpt_ddp": "",
-}
-"""The command line of each script."""
+NAMES = ("hard_coded_trainer", "with_accelerate", "with_lightning", "plain_torch", "nanogpt_ddp")
 SIDE = "BENCHMARK_SIDE"
 """The variable that marks the processes of a side; a supervisor leaves the tree of the command that started it."""
 BARE, RUN = "bare", "run"
@@ -90,7 +81,7 @@ class Pair:
 def command(name: str) -> list[str]:
     """The words that start a script."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "nanogpt_ddp" else []
-    return [sys.executable, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name].split()]
+    return [sys.executable, *launcher, str(SCRIPTS / f"{name}.py")]
 
 
 def _pair(script: list[str], folder: Path) -> Pair:
@@ -154,7 +145,7 @@ def _step_s(ends: Sequence[float], begin: float, end: float) -> float | None:
 
 if __name__ == "__main__":
     asked = options(__doc__, pairs=6, only=[]).parse_args()
-    chosen = asked.only or list(ARGUMENTS)
+    chosen = asked.only or [*NAMES]
     if "with_lightning" in chosen and find_spec("lightning") is None:
         print("with_lightning is left out: Lightning is not installed here")
         chosen.remove("with_lightning")

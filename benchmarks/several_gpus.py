@@ -44,14 +44,9 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str]) -> Json
     pairs = list(zip(losses_of(single["run_id"]), losses_of(other["run_id"]), strict=True))
     apart = max(abs(ours - theirs) for ours, theirs in pairs)
     fall = 1 - pairs[-1][0] / pairs[0][0]
-    return report | {
-        "losses": pairs,
-        "most_apart": apart,
-        "fall": fall,
-        "wrapper": other["actual"]["wrapper"],
-        "samples_per_s": other["throughput"]["samples_per_s"]["median"],
-        "held": len(pairs) == STEPS and apart <= MAX_APART and fall >= MIN_FALL,
-    }
+    held = len(pairs) == STEPS and apart <= MAX_APART and fall >= MIN_FALL
+    report |= {"losses": pairs, "most_apart": apart, "fall": fall, "wrapper": other["actual"]["wrapper"]}
+    return report | {"samples_per_s": other["throughput"]["samples_per_s"]["median"], "held": held}
 
 
 def search() -> Json:

@@ -100,8 +100,10 @@ def lost(home: Path, run_id: str = A, steps: int = 7) -> Path:
     clock = ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=STARTED_NS)
     directory = started(home, run_id, knobs=dict(defaults()), boot_id=boot_id(), clock=clock)
     (directory / "alive.lock").touch()
-    fields = {"samples": 8, "tokens": 1024, "step_ms": 80.0}
-    lines = [Step(t_ns=clock.monotonic_ns + n, step=n, warmup=n <= 3, **fields) for n in range(1, steps + 1)]
+    lines = [
+        Step(t_ns=clock.monotonic_ns + n, step=n, warmup=n <= 3, samples=8, tokens=1024, step_ms=80.0)
+        for n in range(1, steps + 1)
+    ]
     put(directory / "steps.jsonl", *lines)
     with (directory / "steps.jsonl").open("ab") as file:
         file.write(b'{"t_ns": 12')

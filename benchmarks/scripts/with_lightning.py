@@ -31,13 +31,7 @@ class StepEnds(lightning.Callback):
 
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(torch.randn(BATCH * STEPS, WIDTH)), batch_size=BATCH)
-trainer = lightning.Trainer(
-    max_epochs=1,
-    accelerator="auto",
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-    callbacks=[StepEnds()],
-)
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(max_epochs=1, accelerator="auto", callbacks=[StepEnds()], **quiet)
 trainer.fit(Regression(), loader)
 print(json.dumps(StepEnds.ends))

@@ -10,8 +10,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("another-python")]
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [pytest.param(["steps=6"], marks=pytest.mark.ci), ["strategy=ddp", "devices=2", "workers=1", "steps=6"]],
+    "settings", [pytest.param(["steps=6"], marks=pytest.mark.ci), ["strategy=ddp", "devices=2", "workers=1", "steps=6"]]
 )
 def test_one_process_and_two_ranks_train_there(cli, other_python, settings):
     bare = subprocess.run([other_python, "-c", "import trainfast_runner"], capture_output=True, text=True)

@@ -11,10 +11,7 @@ import pytest
 from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.search.batch_journal import (
-    BatchSnapshot,
-    Probe,
-)
+from trainfast_runner.search.batch_journal import BatchSnapshot, Probe
 from trainfast_runner.search.journal import Launched
 
 SMALL = [

@@ -62,8 +62,7 @@ GONE = "mkdir gone && cd gone && rmdir ../gone"
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["run", "tiny-llama", "--python", "venv"], ["report", "last", "-o", "report.html"]],
+    "words", [[], ["run", "tiny-llama", "--python", "venv"], ["report", "last", "-o", "report.html"]]
 )
 def test_a_name_in_a_deleted_working_directory_is_refused(cli, tmp_path, words):
     line = typed_in(cli, tmp_path, *words, before=GONE).refused()

@@ -18,14 +18,12 @@ from trainfast_tui.cli.printing import print_json
 def test_a_shell_completes_commands_and_options(cli):
     script = cli("completion", "bash").out
     asked = """
-    complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _trainfast_tui; echo "${{COMPREPLY[*]}}"; }}
+    complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _trainfast_tui; echo "${COMPREPLY[*]}"; }
     complete trainfast-tui mon
     complete trainfast-tui runs co
     complete trainfast-tui search best tiny-llama --bud
     """
-    source = script.replace("complete -o default", ": complete -o default") + asked.replace("{{", "{").replace(
-        "}}", "}"
-    )
+    source = script.replace("complete -o default", ": complete -o default") + asked
     done = subprocess.run(["bash", "-c", source], capture_output=True, text=True)
     assert done.stdout.split() == ["monitor", "compare", "--budget"], done.stderr
     assert "bashcompinit" in cli("completion", "zsh").out

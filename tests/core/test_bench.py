@@ -202,12 +202,8 @@ def test_a_preset_with_variants_has_the_grid_for_each_of_them():
 
 
 def test_devices_are_joined_by_plus():
-    assert [planned.spec.knobs["devices"] for planned in grid("tiny-llama", "devices=0+1,2,cpu").rows] == [
-        None,
-        "0+1",
-        2,
-        "cpu",
-    ]
+    rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
+    assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
 
 
 def test_a_grid_of_a_million_rows_names_the_knobs_to_drop():

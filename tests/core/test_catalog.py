@@ -83,18 +83,15 @@ def loaded(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+HEADLESS = ["running.launch", "running.supervisor", "settings.presets", "running.follower", "running.history"]
+HEADLESS += ["machine.telemetry.sampler"]
 SCREEN = {"textual", "rich", "trainfast_tui"}
 
 
 @pytest.mark.parametrize(
     ("module", "unneeded"),
     [
-        ("trainfast_runner.running.launch", {*SCREEN, *STACK}),
-        ("trainfast_runner.running.supervisor", {*SCREEN, *STACK}),
-        ("trainfast_runner.settings.presets", {*SCREEN, *STACK}),
-        ("trainfast_runner.running.follower", {*SCREEN, *STACK}),
-        ("trainfast_runner.running.history", {*SCREEN, *STACK}),
-        ("trainfast_runner.machine.telemetry.sampler", {*SCREEN, *STACK}),
+        *((f"trainfast_runner.{name}", {*SCREEN, *STACK}) for name in HEADLESS),
         ("trainfast_runner.worker.main", STACK),
         ("trainfast_tui.app", STACK),
         ("trainfast_tui.screens.best", STACK),

@@ -16,6 +16,7 @@ from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower
 
+STRATEGIES_THAT_WAIT = ("zero3-offload", "pp", "naive-mp", "dp")
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive")
 
@@ -90,6 +91,8 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule):
     assert matching_rule(rule, finding.figures) in RULES
     for figure, _, _ in next(r for r in RULES if r.name == rule).when[:1]:
         assert finding.figures[figure] is not None, "a verdict opens to the figures it rests on"
+    for cost_ms, share in ((one.cost_ms_per_step, one.cost_fraction) for one in triggers.findings()):
+        assert cost_ms is None or 0 < cost_ms <= 1000 == cost_ms / share, "milliseconds of a step"
 
 
 SECOND = {
@@ -134,9 +137,21 @@ def test_a_script_whose_threads_spin_beside_load_gets_the_variable_as_advice():
     assert "spinning-threads" not in Case(device="cpu", run={"script": script}, host=busy).found(), "not known"
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_nothing_holds_back_a_healthy_run(device):
-    assert Case(device=device).found() == []
+UNKNOWN = dict.fromkeys(("gpu_utilization_percent", "sm_clock_mhz", "pcie_width", "power_w"))
+IDLE = {0: always(gpu_utilization_percent=40)}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(Case(device=device), id=f"healthy on {device}") for device in ("cuda", "cpu")),
+        pytest.param(Case(gpus={0: always(**UNKNOWN)}), id="unknown readings fulfil nothing"),
+        # Their GPUs wait for their turn, or for the CPU: no question of launching.
+        *(pytest.param(Case(knobs={"strategy": name}, gpus=IDLE), id=name) for name in STRATEGIES_THAT_WAIT),
+    ],
+)
+def test_nothing_holds_back(case):
+    assert case.found() == []
 
 
 def test_heat_names_the_gpu_the_degrees_and_the_milliseconds():
@@ -169,13 +184,6 @@ def test_with_cores_to_spare_nothing_tells_what_others_cost():
     assert host.line == "other processes take 50 % of the CPU that trains"
     assert (host.cost_ms_per_step, host.cost_fraction) == (None, None)
     assert data.rule == "data-bound", "a known cost comes before one that nothing tells"
-
-
-@pytest.mark.parametrize("rule", NAMES)
-def test_a_cost_is_milliseconds_of_a_step_and_never_more_than_there_are(rule):
-    for finding in PAIRS[rule][0].findings():
-        assert finding.cost_ms_per_step is None or 0 < finding.cost_ms_per_step <= 1000
-        assert finding.cost_ms_per_step is None or finding.cost_fraction == finding.cost_ms_per_step / 1000
 
 
 def test_heat_and_a_wait_for_data_do_not_cost_more_than_a_step_together():
@@ -256,17 +264,6 @@ def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it():
     assert case.findings()[1].line == "watched GPU 0 is used by 2 other processes (pid 7, 9)"
 
 
-@pytest.mark.parametrize("strategy", ["zero3-offload", "pp", "naive-mp", "dp"])
-def test_gpus_that_wait_for_their_turn_or_for_the_cpu_are_no_question_of_launching(strategy):
-    case = Case(knobs={"strategy": strategy}, gpus={0: always(gpu_utilization_percent=40)})
-    assert case.found() == []
-
-
-def test_unknown_readings_fulfil_nothing():
-    case = Case(gpus={0: always(**dict.fromkeys(("gpu_utilization_percent", "sm_clock_mhz", "pcie_width", "power_w")))})
-    assert case.found() == []
-
-
 def test_ranks_that_take_turns_at_being_slow_are_no_stragglers():
     case = Case(
         knobs=DDP,
@@ -290,12 +287,7 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         templates = [
             name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
         ]
-        asked = [
-            *templates,
-            *rule.shown_figures,
-            *(figure for figure, _, _ in rule.when),
-            *filter(None, [rule.cost]),
-        ]
+        asked = [*templates, *rule.shown_figures, *(figure for figure, _, _ in rule.when), *filter(None, [rule.cost])]
         assert set(asked) <= known, rule.name
         assert rule.source
 

@@ -81,13 +81,8 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
     looks = []
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or real(path))
-    absurd = [
-        DeviceReading(
-            index=gpu,
-            processes=[DeviceProcess(pid=5_000_000 + 256 * gpu + at, memory_used_bytes=at) for at in range(256)],
-        )
-        for gpu in range(8)
-    ]
+    many = [DeviceProcess(pid=5_000_000 + at, memory_used_bytes=at % 256) for at in range(8 * 256)]
+    absurd = [DeviceReading(index=gpu, processes=many[256 * gpu : 256 * (gpu + 1)]) for gpu in range(8)]
     processes = process_list(monkeypatch, host_pids=True)
     for _ in range(5):
         rows = processes.read(absurd)

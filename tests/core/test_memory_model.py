@@ -368,16 +368,12 @@ def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch):
     assert result.memory.predicted_bytes == expected.total_bytes
 
 
-def test_what_was_predicted_before_the_start_stays(monkeypatch):
-    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
-    before = RunRecords(run=a_run(predicted=Prediction(total_bytes=7)))
-    assert with_prediction(before) is before
-
-
-def test_without_a_trace_and_with_knobs_of_another_version_there_is_none(monkeypatch):
+def test_a_prediction_before_the_start_stays_and_without_a_trace_or_with_unknown_knobs_there_is_none(monkeypatch):
     monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: None)
     assert with_prediction(RunRecords(run=a_run())).run == a_run()
     assert with_prediction(RunRecords()).run is None
     monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
     strange = a_run(knobs={**a_run().knobs, "strategy": "something newer"})
     assert with_prediction(RunRecords(run=strange)).run == strange
+    before = RunRecords(run=a_run(predicted=Prediction(total_bytes=7)))
+    assert with_prediction(before) is before

@@ -67,10 +67,7 @@ def test_no_optimizer_is_advised_that_the_strategy_refuses(strategies, optimizer
         assert values(found, "optimizer") == optimizers, strategy
 
 
-@pytest.mark.parametrize(
-    ("batch", "parts", "advised"),
-    [(16, 4, ["8"]), (12, 3, ["6"]), (4, 4, [])],
-)
+@pytest.mark.parametrize(("batch", "parts", "advised"), [(16, 4, ["8"]), (12, 3, ["6"]), (4, 4, [])])
 def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, advised):
     pipeline = ("strategy=pp", f"batch_size={batch}", f"micro_batches={parts}")
     assert values(changes("bert-large", *pipeline, phase="backward"), "batch_size") == advised

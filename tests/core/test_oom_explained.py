@@ -91,6 +91,12 @@ def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
     assert (found.grown, found.grown_bytes) == ("activations", 640 * MIB)
     assert (found.needed_bytes, found.limit_bytes, found.missing_bytes) == (950 * MIB, 512 * MIB, 438 * MIB)
     assert found.basis == "arithmetic"
+    own = msgspec.structs.replace(a_run(), predicted=Prediction(total_bytes=900 * MIB))
+    assert explain(own, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB, "as the run's record has it"
+    grown = {phase: explain(a_run(), error(phase), ON_CPU, known).grown for phase in ("optimizer", "model")}
+    assert grown == {"optimizer": "optimizer", "model": "params"}
+    ranks = msgspec.structs.replace(a_run(), memory_limit_bytes=[900 * MIB, 400 * MIB], world_size=2)
+    assert explain(ranks, error("backward", rank=1), ON_CPU, known).limit_bytes == 400 * MIB, "of the rank that died"
 
 
 def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch():
@@ -131,11 +137,6 @@ def test_where_no_change_is_enough_alone_two_are_proposed_together():
     assert alone[0].settings == {"optimizer": "adafactor"}
 
 
-def test_an_end_in_the_step_is_the_optimizer_s_and_of_the_model_the_parameters():
-    assert explain(a_run(), error("optimizer"), ON_CPU, known).grown == "optimizer"
-    assert explain(a_run(), error("model"), ON_CPU, known).grown == "params"
-
-
 def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_there():
     run = a_run(None, "cuda", memory_limit=None)
     appeared = Event(t_ns=1, kind="foreign_process", pid=99, state="appeared", detail="python (pid 99) with 300 MiB")
@@ -150,11 +151,6 @@ def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_l
     changes = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known).changes
     assert changes
     assert all(change.predicted_bytes is not None and change.predicted_bytes < 950 * MIB for change in changes)
-
-
-def test_the_limit_is_that_of_the_rank_that_died():
-    run = msgspec.structs.replace(a_run(), memory_limit_bytes=[900 * MIB, 400 * MIB], world_size=2)
-    assert explain(run, error("backward", rank=1), ON_CPU, known).limit_bytes == 400 * MIB
 
 
 def test_where_two_changes_are_not_enough_all_of_them_are_proposed():
@@ -255,6 +251,8 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted():
     assert found.missing_bytes == 52 * MIB
     predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
+    unforeseen = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
+    assert unforeseen.missing_bytes == 54 * MIB
 
 
 def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free():
@@ -262,16 +260,6 @@ def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free():
     run = a_run(3 << 30, device="cuda")
     found = explain(run, error("forward"), text, lambda spec: None, held_bytes=2560 * MIB)
     assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
-
-
-def test_an_end_that_was_not_predicted_says_so():
-    found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
-    assert found.missing_bytes == 54 * MIB
-
-
-def test_the_prediction_of_the_run_is_the_one_that_its_record_has():
-    run = msgspec.structs.replace(a_run(), predicted=Prediction(total_bytes=900 * MIB))
-    assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB
 
 
 def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named():

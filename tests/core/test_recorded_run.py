@@ -3,19 +3,16 @@
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 
+from on_disk import RECORDED
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all, write_atomically
 from trainfast_runner.records.run_directory import read_records, read_result
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.follower import Follower
-
-RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
-"""24 steps on a CPU beside a GPU that is held back by heat; every line of its telemetry is a whole tick."""
 
 
 @pytest.fixture

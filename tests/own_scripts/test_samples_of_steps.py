@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,136 +203,17 @@ def test_kind_b_an_error_in_an_evaluation_names_it(run, lines, step, phase):
     assert (ran.newest("exception")["step"], ran.newest("exception")["phase"]) == (step, phase)
 
 
-ACCUMULATED = {
-    "plain": (
-        """
-for epoch in range(3):
-    for n, (x,) in enumerate(DataLoader(rows(20), batch_size=8)):
-        model(x).mean().backward()
-        if n == 2:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-        [20] * 3,
-    ),
-    "new_iterator_for_each_batch": (
-        """
-loader = DataLoader(rows(80), batch_size=8, shuffle=True)
-for n in range(6):
-    for _ in range(4): model(next(iter(loader))[0]).mean().backward()
-    optimizer.step()
-""",
-        [32] * 6,
-    ),
-    "persistent_workers": (
-        """
-loader = DataLoader(rows(20), batch_size=8, num_workers=1, persistent_workers=True)
-for epoch in range(3): step(*(x for (x,) in loader))
-""",
-        [20] * 3,
-    ),
-    "two_loaders_at_once": (
-        """
-for (a,), (b,) in zip(DataLoader(rows(24), batch_size=4), DataLoader(rows(36), batch_size=6)):
-    (model(a).mean() + model(b).mean()).backward()
-    optimizer.step()
-""",
-        [10] * 6,
-    ),
-    "siamese": (
-        """
-for (x,) in DataLoader(rows(24), batch_size=4):
-    (model(x) - model(x + 1)).mean().backward()
-    optimizer.step()
-""",
-        [4] * 6,
-    ),
-    "closure": (
-        """
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-for (x,) in DataLoader(rows(24), batch_size=4):
-    def closure():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-    optimizer.step(closure)
-""",
-        [4] * 6,
-    ),
-    "reentrant_checkpoint": (
-        """
-from torch.utils.checkpoint import checkpoint
-for (x,) in DataLoader(rows(24), batch_size=4):
-    checkpoint(model, x.requires_grad_(), use_reentrant=True).mean().backward()
-    optimizer.step()
-""",
-        [4] * 6,
-    ),
-    "gradients_without_backward": (
-        """
-for (x,) in DataLoader(rows(24), batch_size=4):
-    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(model(x).mean(), model.parameters())):
-        parameter.grad = gradient
-    optimizer.step()
-""",
-        [4] * 6,
-    ),
-    "gradient_scaler": (
-        """
-scaler = torch.amp.GradScaler("cpu")
-for (x,) in DataLoader(rows(24), batch_size=4):
-    with torch.autocast("cpu", torch.bfloat16): loss = model(x).mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
-        [4] * 6,
-    ),
-    "gan": (
-        """
-critic = nn.Linear(1, 1)
-small = torch.optim.SGD(critic.parameters(), lr=1e-3)
-for (x,) in DataLoader(rows(24), batch_size=4):
-    fake = model(torch.randn(4, 8))
-    critic(x[:, :1]).mean().backward()
-    critic(fake.detach()).mean().backward()
-    small.step()
-    critic(fake).mean().backward()
-    optimizer.step()
-""",
-        [4] * 6,
-    ),
-    "a_loop_s_own_prefetch": (
-        """
-batches = iter(DataLoader(rows(66), batch_sampler=sized(16, 17, 20, 13)))
-ahead = next(batches, None)
-while ahead is not None:
-    current, ahead = ahead, next(batches, None)
-    step(*current)
-""",
-        [16, 17, 20, 13],
-    ),
-    "an_attempt_that_did_not_fit": (
-        """
-def train(size):
-    for n, (x,) in enumerate(DataLoader(rows(16), batch_size=size)):
-        if size > 4 and n == 1: raise RuntimeError("CUDA out of memory")
-        model(x).mean().backward()
-        if n % 2: optimizer.step()
-for size in (8, 4):
-    try: train(size)
-    except RuntimeError: pass
-""",
-        [8, 8],
-    ),
-}
+ACCUMULATED = [
+    re.fullmatch(r"(\w+): (.*?)\n(.*)", case, re.DOTALL).groups()
+    for case in re.split(r"^# ", Path(__file__).with_name("samples_of_steps.txt").read_text(), flags=re.MULTILINE)[1:]
+]
+"""The name of each script in that file, the samples of its steps, and its lines."""
 
 
-@pytest.mark.parametrize(("lines", "samples"), ACCUMULATED.values(), ids=ACCUMULATED)
-def test_kind_c_the_samples_of_a_step_are_those_of_its_batches(run, lines, samples):
+@pytest.mark.parametrize(("samples", "lines"), [pytest.param(*case[1:], id=case[0]) for case in ACCUMULATED])
+def test_kind_c_the_samples_of_a_step_are_those_of_its_batches(run, samples, lines):
     ran = run(lines)
-    assert (ran.troubles, ran.samples) == ([], samples)
+    assert (ran.troubles, ran.samples) == ([], json.loads(samples))
 
 
 TRAINER = """

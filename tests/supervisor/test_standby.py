@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -68,10 +69,12 @@ def plan(*settings):
 
 def waiting(pid=None):
     """The waiting training processes below that process."""
-    below = psutil.Process(pid or os.getpid()).children(recursive=True)
-    return [
-        one for one in below if "standby" in one.cmdline() and any(w.endswith("bootstrap.py") for w in one.cmdline())
-    ]
+    found = []
+    for one in psutil.Process(pid or os.getpid()).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            words = one.cmdline()
+            found += [one] * ("standby" in words and any(word.endswith("bootstrap.py") for word in words))
+    return found
 
 
 def kept(plan, home):
@@ -86,10 +89,19 @@ def result_of(directory):
     return until(lambda: read_result(directory), "the result")
 
 
-def test_a_run_from_a_standby_is_the_run_that_a_cold_process_makes(home):
+def test_a_run_from_a_standby_is_the_run_that_a_cold_process_makes(home, tmp_path, monkeypatch):
+    """The standby has answered a question by a fork, and the run has a folder and a variable of its own."""
     cold = result_of(launch.start(plan(), home))
-    kept(plan("seed=7"), home)
-    warm = result_of(launch.start(plan(), home))
+    [process] = kept(plan("seed=7"), home)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert trace_model(resolve("tiny-llama", ["model.num_hidden_layers=2"])).parameters > 0
+    assert process.is_running()
+    run = plan()
+    directory = launch.start(replace(run, cwd=str(tmp_path), env={**run.env, "NCCL_P2P_DISABLE": "1"}), home)
+    pid = until(lambda: read_all(directory / "events.jsonl", dict)[0][-1].get("pid"), "the process")
+    assert os.readlink(f"/proc/{pid}/cwd") == str(tmp_path)
+    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+    warm = result_of(directory)
     assert (cold.start.kind, warm.start.kind, warm.start.reason) == ("cold", "standby", None)
     assert list(warm.start.seconds) == ["plan", "process", "imports", "data", "model", "first_step"]
     assert sum(warm.start.seconds.values()) < sum(cold.start.seconds.values())
@@ -110,24 +122,6 @@ def test_a_standby_starts_no_device_and_no_thread():
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
     answer = subprocess.check_output([sys.executable, "-c", NO_DEVICE.format(folder=folder)], env=environment)
     assert json.loads(answer) == [False, 1, []]
-
-
-def test_variables_read_later_and_the_folder_are_those_of_the_run(home, tmp_path):
-    kept(plan(), home)
-    run = plan()
-    directory = launch.start(replace(run, cwd=str(tmp_path), env={**run.env, "NCCL_P2P_DISABLE": "1"}), home)
-    pid = until(lambda: read_all(directory / "events.jsonl", dict)[0][-1].get("pid"), "the process")
-    assert os.readlink(f"/proc/{pid}/cwd") == str(tmp_path)
-    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
-    assert result_of(directory).start.kind == "standby"
-
-
-def test_a_question_is_answered_by_a_fork_and_the_standby_still_becomes_a_run(home, tmp_path, monkeypatch):
-    [process] = kept(plan(), home)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert trace_model(resolve("tiny-llama", ["model.num_hidden_layers=2"])).parameters > 0
-    assert process.is_running()
-    assert result_of(launch.start(plan(), home)).start.kind == "standby"
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,7 @@ def test_the_reason_names_pid_state_and_gpu():
         device="cuda",
         device_uuids=["GPU-a", "GPU-b"],
     )
-    records = RunRecords(
-        run=run,
-        worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)},
-    )
+    records = RunRecords(run=run, worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)})
     stuck = [
         UnendedProcess(101, "python", "D"),
         UnendedProcess(100, "python", "D"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
+from on_disk import put
 from trainfast_runner.machine.processes import Identity, ProcessRow, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.memory.oom import explain_run, out_of_memory_of
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import (
     Cpu,
     Diagnosis,
@@ -28,7 +28,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_directory import read_records, read_result
+from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
@@ -40,37 +40,12 @@ from trainfast_runner.records.worker_lines import (
     StartedLine,
     WorkerLine,
 )
-from trainfast_runner.search.batch_journal import (
-    BatchAnswer,
-    BatchEnded,
-    BatchQuestion,
-    BatchSnapshot,
-    BatchStep,
-    Change,
-    ConfirmationRun,
-    Predicted,
-    Probe,
-    RankPeaks,
-)
+from trainfast_runner.search.batch_journal import BatchLine, BatchQuestion, BatchSnapshot, Probe, RankPeaks
 from trainfast_runner.search.best.answer import BestSoFar
-from trainfast_runner.search.best_journal import (
-    BestAnswer,
-    BestEnded,
-    BestQuestion,
-    BestStep,
-    Candidate,
-    CandidateVerdict,
-    ColdRun,
-    Effect,
-    Interval,
-    ProcessReady,
-    Space,
-    Trial,
-)
-from trainfast_runner.search.journal import Conducted, JournalFollower, Launched
+from trainfast_runner.search.best_journal import BestLine, BestQuestion, Space, Trial
+from trainfast_runner.search.journal import Conducted, JournalFollower
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared.words import TRIAL
 
 S = 1_000_000_000
 START_NS = 5_000 * S
@@ -168,14 +143,12 @@ def a_ramp_tick(second: int) -> Tick:
         thermal_violation_ns=S * max(0, min(second, RAMP.stop) - RAMP.start),
         energy_mj=600_000 * second,
     )
-    return msgspec.structs.replace(a_tick(second), devices=[gpu], missing={})
+    return replace(a_tick(second), devices=[gpu], missing={})
 
 
 def a_thermal_ramp(home: Home, **options: Any) -> Path:
     """A run of 60 steps joined to the GPU of `a_ramp_tick`, with the events its supervisor would have written."""
-    directory = a_run(home, steps=60, planned=80, **options)
-    run = msgspec.json.decode((directory / "run.json").read_bytes())
-    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "watch_uuids": ["GPU-00000000"]}))
+    directory = with_start(a_run(home, steps=60, planned=80, **options), watch_uuids=["GPU-00000000"])
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(38)])
     events = [
         Event(t_ns=START_NS + 8 * S, kind="state", state="running"),
@@ -185,11 +158,19 @@ def a_thermal_ramp(home: Home, **options: Any) -> Path:
     ]
     write_lines(directory / "events.jsonl", events)
     if (directory / "result.json").exists():
-        result = msgspec.json.decode((directory / "result.json").read_bytes(), type=Result)
         conditions = RunConditions(start_temperature_c=55, still_warming=True)
-        found = msgspec.structs.replace(result, diagnosis=[HEAT, SMALL_BATCH], conditions=conditions)
-        (directory / "result.json").write_bytes(msgspec.json.encode(found))
+        with_end(directory, diagnosis=[HEAT, SMALL_BATCH], conditions=conditions)
     return directory
+
+
+def with_start(directory: Path, **fields: Any) -> Path:
+    """Change these fields of the run's `run.json`; return its directory."""
+    return put(directory / "run.json", replace(read_run_file(directory), **fields))
+
+
+def with_end(directory: Path, **fields: Any) -> Path:
+    """Change these fields of the run's `result.json`; return its directory."""
+    return put(directory / "result.json", replace(read_result(directory), **fields))
 
 
 HEAT = Diagnosis(
@@ -198,12 +179,7 @@ HEAT = Diagnosis(
     advice="more cooling, or a lower power limit",
     severity="warning",
     cost_fraction=0.16,
-    figures={
-        "thermal_percent": 41.0,
-        "thermal_ms_per_step": 202.1,
-        "temperature_c": 88,
-        "clock_loss_percent": 16.2,
-    },
+    figures={"thermal_percent": 41.0, "thermal_ms_per_step": 202.1, "temperature_c": 88, "clock_loss_percent": 16.2},
     device=0,
 )
 SMALL_BATCH = Diagnosis(
@@ -216,7 +192,7 @@ SMALL_BATCH = Diagnosis(
 
 def write_lines(path: Path, records: list[Any]) -> None:
     """Write one JSON object a line."""
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    put(path, *records)
 
 
 def a_run(
@@ -261,7 +237,7 @@ def a_run(
         boot_id="",
         clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     )
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    put(directory / "run.json", run)
     (directory / "alive.lock").touch(mode=0o600)
     all_steps = [a_step(number, step_ms=step_ms, batch=batch) for number in range(1, steps + 1)]
     write_lines(directory / "steps.jsonl", all_steps)
@@ -298,7 +274,7 @@ def a_run(
     (directory / "output.log").write_text(log)
     if with_result:
         result = a_result(run, all_steps, state, reason, synthetic, error)
-        (directory / "result.json").write_bytes(msgspec.json.encode(result))
+        put(directory / "result.json", result)
     return directory
 
 
@@ -374,8 +350,7 @@ def explained(directory: Path) -> Path:
     assert records.run is not None
     assert result is not None
     explanation = explain_run(out_of_memory_of(records, records.run, result.reason, result.error), lambda spec: None)
-    (directory / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, oom=explanation)))
-    return directory
+    return with_end(directory, oom=explanation)
 
 
 def own_supervisor() -> Event:
@@ -506,91 +481,29 @@ def asked(**changes: Any) -> BatchQuestion:
 
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
-FORESEEN = Predicted(t_ns=START_NS + S, fixed_bytes=115 * MIB, bytes_per_sample=22 * MIB, max_batch=41, basis="traced")
-LAUNCHED = Launched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
-ANSWER = BatchAnswer(
-    max_batch=42,
-    aligned_batch=40,
-    recommended_batch=40,
-    recommended_why="leaves 46.0 MiB: 3 % for fragmentation, and what an evaluation keeps beside the training",
-    fastest_batch=8,
-    fastest_samples_per_s=16.6,
-    limit_bytes=GIB,
-    headroom_bytes=3 * MIB,
-    fixed_bytes=118 * MIB,
-    bytes_per_sample=int(21.5 * MIB),
-    phase="forward_backward",
-    confirmation_run_id=CONFIRMATION_ID,
-    certainty="44 ran out of memory in backward, and the fit says that 43 needs 18.5 MiB more than the limit",
-)
+SEARCHES = Path(__file__).parents[1] / "recorded_searches"
+"""Journals of searches that are over, without their question."""
+
+
+def answered() -> list[Any]:
+    """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
+    return [asked(), *read_all(SEARCHES / "max-batch.jsonl", BatchLine)[0]]
 
 
 def going_on() -> list[Any]:
     """Two probes made, the third under way."""
-    return [
-        asked(),
-        CONDUCTED,
-        FORESEEN,
-        LAUNCHED,
-        BatchStep(
-            t_ns=START_NS + 2 * S, action="probe", batch_size=8, why="the prediction's 41 is far: a point for the fit"
-        ),
-        a_probe(8, at=6),
-        BatchStep(
-            t_ns=START_NS + 6 * S,
-            action="probe",
-            batch_size=32,
-            why="a second point",
-        ),
-        a_probe(32, at=13),
-        BatchStep(
-            t_ns=START_NS + 13 * S,
-            action="probe",
-            batch_size=42,
-            why="the fit of 2 probes reaches the limit at 42.1",
-        ),
-    ]
-
-
-def answered(**changes: Any) -> list[Any]:
-    """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
-    last = BatchStep(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed")
-    return [
-        *going_on(),
-        a_probe(42, at=20),
-        a_probe(44, outcome="oom", at=30),
-        ConfirmationRun(
-            t_ns=START_NS + 40 * S,
-            batch_size=42,
-            run_id=CONFIRMATION_ID,
-            state="finished",
-            peak_allocated_bytes=1021 * MIB,
-            samples_per_s=14.8,
-            seconds=12.0,
-        ),
-        last,
-        BatchEnded(t_ns=START_NS + 40 * S, state="answered", answer=ANSWER, seconds=41.0, **changes),
-    ]
+    return answered()[:9]
 
 
 def nothing_fits() -> list[Any]:
     """Batch 1 is too large, and two changes would help."""
-    changes = [
-        Change(settings={"optimizer": "adafactor"}, saves="frees 120 MiB", costs="slower to converge"),
-        Change(settings={"checkpointing": "full", "precision": "bf16"}, saves="frees 150 MiB", costs="20-30 % slower"),
-    ]
-    return [
-        asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB]),
-        CONDUCTED,
-        a_probe(1, outcome="oom", at=5),
-        BatchEnded(t_ns=START_NS + 6 * S, state="nothing_fits", missing_bytes=75 * MIB, changes=changes, seconds=6.0),
-    ]
+    question = asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB])
+    return [question, CONDUCTED, *read_all(SEARCHES / "nothing-fits.jsonl", BatchLine)[0]]
 
 
 BEST_ID = "20261121-080000-tiny-llama-be57"
 WARM_ID = "20261121-080001-tiny-llama-0001"
 COLD_IDS = ["20261121-080100-tiny-llama-c001", "20261121-080110-tiny-llama-c002"]
-BATCHES, PRECISIONS, CHECKPOINTINGS = (4, 8, 16), ("fp32", "bf16"), ("off", "full")
 BASELINE = 2
 """batch_size=8 precision=fp32 checkpointing=off."""
 FASTEST = 6
@@ -605,7 +518,7 @@ def a_question(**changes: Any) -> BestQuestion:
         "t_ns": START_NS,
         "search_id": BEST_ID,
         "key": "k",
-        "vary": {"batch_size": list(BATCHES), "precision": list(PRECISIONS), "checkpointing": list(CHECKPOINTINGS)},
+        "vary": {"batch_size": [4, 8, 16], "precision": ["fp32", "bf16"], "checkpointing": ["off", "full"]},
         "global_batch": 16,
         "budget_s": 600.0,
         "limits_bytes": [GIB],
@@ -614,33 +527,19 @@ def a_question(**changes: Any) -> BestQuestion:
     return BestQuestion(**{**fields, **changes})
 
 
-def a_space(candidates: list[Candidate] | None = None) -> Space:
-    """Twelve settings, of which the largest batch without checkpointing is too large in fp32."""
-    found = []
-    for precision, batch, checkpointing in product(PRECISIONS, BATCHES, CHECKPOINTINGS):
-        needed = (100 + 40 * batch // (1 if checkpointing == "off" else 3)) * MIB
-        if precision == "fp32":
-            needed *= 2
-        excess = needed - GIB
-        found.append(
-            Candidate(
-                knobs={
-                    "batch_size": batch,
-                    "grad_accum": 16 // batch,
-                    "precision": precision,
-                    "checkpointing": checkpointing,
-                },
-                predicted_bytes=needed,
-                excess_bytes=excess if excess > 0 else None,
-                samples_per_step=16,
-                excluded_as="too_large" if excess > 0 else None,
-                reason=f"{excess // MIB} MiB too large" if excess > 0 else "",
-            )
-        )
-    return Space(t_ns=START_NS + 2 * S, candidates=candidates or found, baseline_number=BASELINE, dropped=3)
+def best_answered(**changes: Any) -> list[Any]:
+    """A whole search with its answer: twelve settings, of which the largest batch in fp32 is too large."""
+    *lines, end = read_all(SEARCHES / "best-fit.jsonl", BestLine)[0]
+    return [a_question(), *lines, replace(end, answer=replace(end.answer, **changes))]
 
 
-SPACE = a_space()
+def best_going_on() -> list[Any]:
+    """Four settings tried, one out of memory, the sixth under way."""
+    return best_answered()[:16]
+
+
+SPACE: Space = best_answered()[2]
+SLOW_HOST = "other processes take 22 % of the CPU that trains"
 
 
 def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", warm: bool = True, **more: Any) -> Trial:
@@ -660,98 +559,6 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
     if outcome == "oom":
         fields |= {"step_ms": [], "peak_allocated_bytes": None, "reason": "ran out of memory in backward"}
     return Trial(**{**fields, **more})
-
-
-def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -> BestStep:
-    """The step chosen `at` seconds after the start."""
-    return BestStep(t_ns=START_NS + at * S, action=action, candidate_number=candidate, why=why, **more)
-
-
-LEADING: dict[str, Any] = {"leader_number": 6, "rate": 61.0, "low": 59.4, "high": 62.6, "chance": 0.31, "price_s": 95.0}
-SLOW_HOST = "other processes take 22 % of the CPU that trains"
-
-
-def best_going_on() -> list[Any]:
-    """Four settings tried, one out of memory, the sixth under way."""
-    return [
-        a_question(),
-        CONDUCTED,
-        SPACE,
-        Launched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL),
-        ProcessReady(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
-        chosen(8, "trial", BASELINE, "the baseline comes first"),
-        a_trial(BASELINE, 42.0, 15, warm=False, diagnosis=[SLOW_HOST]),
-        chosen(15, "trial", 3, "checkpointing=full is untried", leader_number=2, rate=42.0, low=41.0, high=43.0),
-        a_trial(3, 33.5, 19),
-        chosen(19, "trial", 6, "precision=bf16 is untried", leader_number=2, rate=42.0, low=41.2, high=42.8),
-        a_trial(6, 61.0, 23),
-        chosen(23, "trial", 10, "batch_size=16 is untried", **LEADING),
-        a_trial(10, 60.0, 27, outcome="oom"),
-        chosen(27, "trial", 8, "batch_size=8 is untried with bf16", **LEADING),
-        a_trial(8, 52.0, 31),
-        chosen(31, "trial", 11, "about 1 min 35 s, 31 % chance of 2 % or more", next_number=11, **LEADING),
-    ]
-
-
-def best_answered(**changes: Any) -> list[Any]:
-    """The whole search, with its answer."""
-    cold_runs = [
-        ColdRun(
-            t_ns=START_NS + (36 + 2 * place) * S,
-            candidate_number=number,
-            role="confirm",
-            run_id=run_id,
-            outcome="measured",
-            samples_per_s=rate,
-            mad=0.4,
-            start_s=3.0,
-            peak_allocated_bytes=int((SPACE.candidates[number].predicted_bytes or 0) * 1.02),
-            seconds=9.0,
-        )
-        for place, (number, run_id, rate) in enumerate([(FASTEST, COLD_IDS[0], 60.5), (BASELINE, COLD_IDS[1], 41.9)])
-    ]
-    rates = {2: 41.9, 3: 33.5, 6: 60.5, 8: 52.0, 11: 60.1}
-    verdicts = ["measured" if number in rates else "beaten" for number in range(12)]
-    verdicts[10] = "too_large"
-    fields: dict[str, Any] = {
-        "best_number": FASTEST,
-        "best_rate": Interval(median=60.5, low=59.9, high=61.1),
-        "baseline_rate": Interval(median=41.9, low=41.3, high=42.5),
-        "gain_percent": Interval(median=44.4, low=42.1, high=46.8),
-        "best_run_ids": COLD_IDS[:1],
-        "baseline_run_ids": COLD_IDS[1:],
-        "tied_numbers": [11],
-        "effects": [
-            effect("precision", "bf16", "fp32", 44.4, measured=True),
-            effect("batch_size", 4, 8, 17.2),
-            effect("batch_size", 16, 8, 0.6),
-            effect("checkpointing", "full", "off", -20.3),
-        ],
-        "verdicts": [
-            CandidateVerdict(
-                candidate_number=number, verdict=verdict, reason="as measured", rate=within(rates.get(number))
-            )
-            for number, verdict in enumerate(verdicts)
-        ],
-        "pareto_numbers": [6, 8],
-        "notes": ["two of 6 trials were disturbed by other processes"],
-    }
-    return [
-        *best_going_on(),
-        a_trial(11, 60.1, 35),
-        *cold_runs,
-        chosen(40, "end", None, "the best is confirmed"),
-        BestEnded(t_ns=START_NS + 41 * S, state="answered", answer=BestAnswer(**{**fields, **changes}), seconds=41.0),
-    ]
-
-
-def within(median: float | None, apart: float = 0.6) -> Interval | None:
-    return None if median is None else Interval(median=median, low=median - apart, high=median + apart)
-
-
-def effect(knob: str, value: object, before: object, gain: float, *, measured: bool = False) -> Effect:
-    """A gain in percent, known within 2.5 %."""
-    return Effect(knob=knob, value=value, before=before, gain_percent=within(gain, 2.5), measured=measured)
 
 
 def a_search(home: Home, lines: list[Any], search_id: str | None = None) -> Path:

@@ -20,7 +20,9 @@ from recorded import (
     START_NS,
     S,
     a_full_tick,
+    a_ramp_tick,
     a_run,
+    a_thermal_ramp,
     a_tick,
     is_batch,
     now,
@@ -261,6 +263,15 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
     directory = a_run(home, with_result=False, **options)
     hold(directory)
     write_lines(directory / "events.jsonl", [own_supervisor(), now(), *events])
+    return directory
+
+
+def a_live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:
+    """The live run of `a_thermal_ramp` in this second."""
+    directory = a_thermal_ramp(home, with_result=False)
+    hold(directory)
+    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(until)])
+    write_lines(directory / "events.jsonl", [own_supervisor(), now()])
     return directory
 
 

@@ -12,7 +12,6 @@ from recorded import (
     BASELINE,
     BEST_ID,
     FASTEST,
-    LEADING,
     SLOW_HOST,
     START_NS,
     a_question,
@@ -20,7 +19,6 @@ from recorded import (
     a_trial,
     best_answered,
     best_going_on,
-    chosen,
     seen,
 )
 from still import FULL, SMALL, Conducted, has, running
@@ -59,11 +57,11 @@ async def test_a_search_that_starts_tells_its_question(home: Home, conducted: Co
 def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget() -> None:
     lines = best_going_on()
     assert chance_words(BestSoFar(tuple(lines[:7]))) == ""
-    one_measured = chosen(15, "trial", 3, "an assumption", **{**LEADING, "leader_number": BASELINE, "chance": 1.0})
+    one_measured = replace(lines[-1], leader_number=BASELINE, chance=1.0)
     assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
     words = "next: batch_size=16 precision=bf16 checkpointing=full, about 1 min 35 s, 31 % chance of 2 % or more"
     assert chance_words(BestSoFar(tuple(lines))) == words
-    dear = chosen(31, "trial", 11, "of an earlier version", **{**LEADING, "price_s": 9400.0})
+    dear = replace(lines[-1], price_s=9400.0, next_number=None)
     words = "next, about 2 h 36 min, beyond the budget, 31 % chance of 2 % or more"
     assert chance_words(BestSoFar((*lines, dear))) == words
 
@@ -188,7 +186,8 @@ async def test_every_figure_is_that_of_the_objective(
 
 @pytest.mark.parametrize("plain_output", [False, True])
 async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Conducted, plain_output: bool) -> None:
-    search = conducted([*best_going_on()[:-1], chosen(31, "trial", 3, "x\x1b[31my")])
+    *lines, step = best_going_on()
+    search = conducted([*lines, replace(step, why="x\x1b[31my")])
     async with running(home, ascii=True, plain_output=plain_output) as (_, pilot):
         text = await pilot.opened(search)
     assert text.isascii(), {character for character in text if ord(character) > 127}

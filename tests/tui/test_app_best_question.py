@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import (
-    START_NS,
-    S,
-    a_question,
-    a_run,
-    a_search,
-    best_answered,
-    best_going_on,
-    own_supervisor,
-    write_lines,
-)
+from recorded import START_NS, S, a_question, a_run, a_search, best_answered, best_going_on, own_supervisor, write_lines
 from still import BEST_NOW_S, SMALL, Conducted, Lock, Starts, a_snapshot, has, running
 from textual.pilot import Pilot
 
@@ -228,12 +218,6 @@ async def test_a_question_after_an_answer_is_about_the_preset_on_the_screen(
         text = await pilot.press("t", *"90", "enter")
         assert asked in text
         assert ("1 min 30 s" in text) == (preset == "gpt2"), "a preset that is gone is named, and nothing is asked"
-
-
-async def test_the_dialog_of_the_budget_names_the_unit_of_a_number_alone(home: Home, planned: None) -> None:
-    async with running(home, size=SMALL) as (_, pilot):
-        await pilot.opened(None)
-        assert "a number alone is seconds" in " ".join((await pilot.press("t")).split())
 
 
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:

@@ -9,29 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from recorded import (
-    HEAT,
-    RAMP,
-    START_NS,
-    S,
-    a_ramp_tick,
-    a_run,
-    a_thermal_ramp,
-    own_supervisor,
-    write_lines,
-)
-from still import Lock, a_snapshot, has, running
+from recorded import HEAT, RAMP, START_NS, S, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from still import Lock, a_live_ramp, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepCount
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.panels.step_panel import conditions_line
-from trainfast_tui.text.diagnosis_words import (
-    no_bottleneck_in_result,
-    no_bottleneck_in_run,
-)
+from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result, no_bottleneck_in_run
 
 
 async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> None:
@@ -62,21 +48,13 @@ def test_nothing_found_is_distinguished_from_not_looked_for(measured: int, diagn
     assert no_bottleneck_in_run(ended) == no_bottleneck_in_result(result)
 
 
-def live_ramp(home: Home, hold: Lock, until: int) -> Path:
-    directory = a_thermal_ramp(home, with_result=False)
-    hold(directory)
-    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(until)])
-    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
-    return directory
-
-
 def conditions_text(directory: Path, width: int) -> str:
     run = Follower(directory).poll()
     return "".join(text for text, _ in conditions_line(run, width))
 
 
 def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Lock) -> None:
-    text = conditions_text(live_ramp(home, hold, RAMP.stop), 110)
+    text = conditions_text(a_live_ramp(home, hold, RAMP.stop), 110)
     assert re.match(r"watched GPU 0: T \d+ ms a step ", text), "a run on the CPU takes no energy of a GPU"
     assert text.split(" T ")[1].split(" ms")[0] > "400", "all of a step of half a second was throttled"
     has(text, "clock -3", "J/sample")
@@ -111,7 +89,7 @@ def test_the_gpu_that_is_named_was_throttled_most_over_all_steps_not_in_the_last
 
 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Lock) -> None:
-    directory = live_ramp(home, hold, RAMP.start)
+    directory = a_live_ramp(home, hold, RAMP.start)
     has(conditions_text(directory, 110), "not throttled   ", "   clock at maximum")
 
 
@@ -120,7 +98,7 @@ UNREAD: dict[str, Any] = dict.fromkeys((*READ, "power_violation_ns", "sync_boost
 
 
 def test_of_a_gpu_without_readings_nothing_is_guessed(home: Home, hold: Lock) -> None:
-    directory = live_ramp(home, hold, RAMP.stop)
+    directory = a_live_ramp(home, hold, RAMP.stop)
     ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
     for place in range(RAMP.stop):
         silent = msgspec.structs.replace(ticks[place].devices[0], **UNREAD)

@@ -10,12 +10,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
-from still import Lock, a_live_run
+from recorded import (
+    START_NS,
+    S,
+    a_ramp_tick,
+    a_run,
+    a_step,
+    a_tick,
+    with_start,
+    write_lines,
+)
+from still import Lock, a_live_ramp, a_live_run
 
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer, Reader
@@ -59,10 +67,7 @@ def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Lock
 
 
 def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(home: Home, hold: Lock) -> None:
-    directory = a_thermal_ramp(home, with_result=False)
-    hold(directory)
-    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(24)])
-    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+    directory = a_live_ramp(home, hold, 24)
     follower = Follower(directory)
     first = follower.poll()
     assert len(first.conditions) < len(first.steps) == 60
@@ -78,9 +83,8 @@ def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(ho
 
 
 def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Lock) -> None:
-    directory = a_live_run(home, hold, steps=0, knobs={"strategy": "ddp", "devices": 2})
-    run = msgspec.json.decode((directory / "run.json").read_bytes())
-    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "world_size": 2}))
+    ddp = {"strategy": "ddp", "devices": 2}
+    directory = with_start(a_live_run(home, hold, steps=0, knobs=ddp), world_size=2)
     follower = Follower(directory)
     append(directory / "steps.jsonl", *(a_step(number) for number in (1, 2, 3)))
     append(directory / "steps.rank1.jsonl", *(a_step(number) for number in (1, 2)))
@@ -135,8 +139,7 @@ def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Loc
     assert newest_run(home) == running
 
 
-def test_an_unreadable_run_is_not_the_newest_run(home: Home) -> None:
-    """A link to itself is as unreadable as another user's file, and so for root too."""
+def test_a_run_that_a_link_to_itself_makes_unreadable_for_root_too_is_not_the_newest(home: Home) -> None:
     (unreadable := home.directory("20261123-000000-tiny-llama-0001")).mkdir(parents=True)
     (unreadable / "run.json").symlink_to("run.json")
     assert newest_run(home) is None

@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from recorded import START_NS, S, a_gpu, a_run, a_tick, write_lines
+from recorded import START_NS, S, a_gpu, a_run, a_tick, with_end, write_lines
 from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, lacks, running, shown
 
+from on_disk import put
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunConditions, RunError
@@ -117,10 +118,8 @@ async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size: tuple[int, int]) -> None:
-    directory = a_run(home)
-    result = read_result(directory)
-    busy = with_doubts(replace(result, conditions=RunConditions(others_cpu_percent=76.0)))
-    (directory / "result.json").write_bytes(msgspec.json.encode(busy))
+    directory = with_end(a_run(home), conditions=RunConditions(others_cpu_percent=76.0))
+    put(directory / "result.json", with_doubts(read_result(directory)))
     async with running(home, a_snapshot(directory), size=size) as (app, _):
         text = app.text
         assert {style.color.name for style in app.styles_of("? ")} == {"color(3)"}, "doubt is yellow"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded import GIB, a_gpu, a_run
+from recorded import a_gpu, a_run
 from still import FULL, a_snapshot, running, shown
 
 from trainfast_runner.machine.devices import Machine
@@ -86,4 +86,3 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert app.knobs["batch_size"] == 32
     assert app.knobs["devices"] is None, "the launcher's own choice is no setting"
     assert not any(app.session.next_run.is_changed(name) for name in app.knobs)
-    assert GIB == 2**30

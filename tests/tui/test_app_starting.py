@@ -13,6 +13,7 @@ import pytest
 from recorded import GIB, a_result, a_run, a_step
 from still import CPU, FIT, Lock, a_fit, a_live_run, a_snapshot, running
 
+from on_disk import put
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
@@ -65,7 +66,7 @@ def end(directory: Path) -> None:
     run = read_run_file(directory)
     assert run is not None
     result = a_result(run, [], "finished", "50 of 50 steps", False, None)
-    (directory / "result.json").write_bytes(msgspec.json.encode(result))
+    put(directory / "result.json", result)
 
 
 async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, hold: Lock) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
+from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick, with_start
 from rich.cells import cell_len
 from rich.style import Style
 from textual.app import App, ComposeResult
@@ -26,7 +26,6 @@ from trainfast_tui.charts.chart_data import (
     TimeAxis,
     YRange,
     gap_ns_of,
-    time_columns,
 )
 from trainfast_tui.charts.charted import throttled_spans
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
@@ -166,12 +165,8 @@ def test_two_series_differ_in_texture() -> None:
 
 def test_empty_data_says_the_owners_sentence() -> None:
     for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
-        rows = lines(ChartData(**{**_fields(chart), "empty": "No GPU was found."}))
+        rows = lines(msgspec.structs.replace(chart, empty="No GPU was found."))
         assert sum("No GPU was found." in row for row in rows) == 1
-
-
-def _fields(chart: ChartData) -> dict[str, Any]:
-    return msgspec.structs.asdict(chart)
 
 
 def test_names_cannot_send_control_sequences() -> None:
@@ -193,7 +188,7 @@ def test_ascii_has_only_ascii() -> None:
     for width in (3, 12, 40, 120):
         text = "".join(lines(chart, width, 12, ascii=True))
         assert text.isascii()
-    assert lines(ChartData(**{**_fields(chart), "series": ()}), 5, 8, ascii=True)
+    assert lines(msgspec.structs.replace(chart, series=()), 5, 8, ascii=True)
     assert "*" in "".join(plot(chart, ascii=True))
     assert "o" in "".join(plot(chart, ascii=True))
 
@@ -323,31 +318,17 @@ def test_the_range_grows_at_once_and_shrinks_late() -> None:
     for second in range(2, 22):
         assert y_range.fit(0, 95, second * S) == (0, 400)
     assert y_range.fit(0, 95, 22 * S) == (0, 100)
-
-
-def test_the_range_stays_while_the_data_returns() -> None:
     y_range = YRange()
     y_range.fit(0, 400, 0)
     for second in range(200):
         high = 300 if second % 15 == 0 else 90
-        assert y_range.fit(0, high, second * S) == (0, 400)
-
-
-def test_a_column_keeps_its_extremes() -> None:
-    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
-    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
+        assert y_range.fit(0, high, second * S) == (0, 400), "it stays while the data returns"
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
-    points = [
-        ChartPoint(300, 9.0, "•", "text"),
-        ChartPoint(200, 9.0, "•", "text"),
-        ChartPoint(100, 5.0, "•", "text"),
-    ]
-    assert front_of([*points, ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]) == [
-        points[2],
-        points[1],
-    ]
+    points = [ChartPoint(300, 9.0, "•", "text"), ChartPoint(200, 9.0, "•", "text"), ChartPoint(100, 5.0, "•", "text")]
+    others = [ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]
+    assert front_of([*points, *others]) == [points[2], points[1]]
 
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
@@ -359,11 +340,7 @@ def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
 
 
 def test_a_gpu_that_the_run_never_used_shades_no_chart(home: Home) -> None:
-    directory = a_run(home, gpus=4)
-    run = msgspec.json.decode((directory / "run.json").read_bytes())
     # GPU 1 is at its power limit, GPU 3 is throttled by heat.
-    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "device_uuids": ["GPU-00000000"]}))
-    result = read_result(directory)
-    assert result is not None
-    charts = charts_of(read_run("A", directory, result))
+    directory = with_start(a_run(home, gpus=4), device_uuids=["GPU-00000000"])
+    charts = charts_of(read_run("A", directory, read_result(directory)))
     assert {chart.title: chart.spans for chart in charts if chart.spans} == {}

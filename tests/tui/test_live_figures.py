@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_step, own_supervisor, write_lines
-from still import Lock, has
+from recorded import a_step, with_start, write_lines
+from still import Lock, a_live_run, has
 
-from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.results.summary import _losses
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.progress import live_record, status_line
 from trainfast_tui.live.figures import first_and_last_loss, run_figures
 from trainfast_tui.panels.step_panel import StepPanel
@@ -32,19 +29,8 @@ def live(home: Home, hold: Lock) -> Callable[[int, int], RunSnapshot]:
     """A live run of two ranks that have written so many steps each."""
 
     def write(first_rank: int, second_rank: int) -> RunSnapshot:
-        directory = home.create().directory("20261121-060102-tiny-llama-00aa")
-        directory.mkdir()
-        run = RunFile(
-            run_id=directory.name,
-            preset="tiny-llama",
-            world_size=2,
-            knobs={**defaults(), "strategy": "ddp", "steps": 40},
-            boot_id=boot_id(),
-            clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=S),
-        )
-        (directory / "run.json").write_bytes(msgspec.json.encode(run))
-        hold(directory)
-        write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+        ddp = {"strategy": "ddp", "steps": 40}
+        directory = with_start(a_live_run(home, hold, steps=0, knobs=ddp), world_size=2)
         write_lines(directory / "steps.jsonl", [step(n) for n in range(1, first_rank + 1)])
         write_lines(directory / "steps.rank1.jsonl", [step(n) for n in range(1, second_rank + 1)])
         return Follower(directory).poll()

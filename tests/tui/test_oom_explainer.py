@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from recorded import GIB, MIB, a_run, an_oom_run
+from recorded import GIB, MIB, a_run, an_oom_run, with_end
 from still import a_snapshot, has, running
 from tests.plans import PLAN
 from traced import Tracer
@@ -50,19 +49,11 @@ WHY = OomExplanation(
 )
 
 
-def explained_run(home: Home) -> Path:
-    """An out-of-memory whose result says why."""
-    directory = an_oom_run(home)
-    result = read_result(directory)
-    (directory / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, oom=WHY)))
-    return directory
-
-
 @pytest.mark.parametrize("size", [(160, 48), (80, 24)])
 async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(
     home: Home, size: tuple[int, int]
 ) -> None:
-    async with running(home, a_snapshot(explained_run(home)), size=size) as (app, pilot):
+    async with running(home, a_snapshot(with_end(an_oom_run(home), oom=WHY)), size=size) as (app, pilot):
         text = app.text
         words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
         has(words, "Memory ran out while the activations were growing (predicted to peak at 900 MiB).")
@@ -165,27 +156,15 @@ def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
     assert with_same_keys(traced, []) == tuple(traced), "the cheapest is first when nothing was shown"
 
 
-@pytest.fixture
-def no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the tracer no folder for its temporary file."""
+def test_without_a_folder_for_the_tracers_file_estimates_are_kept_and_a_run_starts_without_a_prediction(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without a cached trace
-
-
-@pytest.mark.usefixtures("no_temporary_folder")
-def test_an_out_of_memory_result_keeps_its_estimates(home: Home) -> None:
     directory = an_oom_run(home)
     result = read_result(directory)
     assert result is not None
-    explained = with_traced_changes(directory, result, None).oom
-    assert explained.changes
-
-
-@pytest.mark.usefixtures("no_temporary_folder")
-def test_a_run_starts_without_a_prediction(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    home.create()
+    assert with_traced_changes(directory, result, None).oom.changes
     predict_memory(replace(PLAN, python=sys.executable), home, threading.Event())
-    assert (
-        "memory is not predicted: a temporary file cannot be made: No such file or directory; try freeing some space"
-        in capsys.readouterr().err
-    )
+    missing = "memory is not predicted: a temporary file cannot be made: No such file or directory; try freeing some"
+    assert missing in capsys.readouterr().err

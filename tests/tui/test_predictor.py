@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
-from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
+from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, with_start, write_lines
 from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
 from traced import Tracer
 
@@ -18,7 +17,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
@@ -163,12 +161,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     idle = request_for(next_run_from_preset("tiny-llama"), machine, ended, may_trace=True)
     assert [gpu.memory_free_bytes for gpu in idle.machine.gpus] == [78 * GIB, 77 * GIB]
     directory = a_run(home, "20261121-060000-tiny-llama-0001", gpus=2, with_result=False)
-    hold(directory)
-    run = read_run_file(directory)
-    used_before = {gpus[0].uuid or "": GIB}
-    (directory / "run.json").write_bytes(
-        msgspec.json.encode(msgspec.structs.replace(run, used_before_bytes=used_before))
-    )
+    hold(with_start(directory, used_before_bytes={gpus[0].uuid or "": GIB}))
     live = request_for(next_run_from_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
     assert [gpu.memory_free_bytes for gpu in live.machine.gpus] == [(78 + 60) * GIB, 77 * GIB]
     tick = a_tick(30, live=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from recorded import START_NS, S, a_run, a_step, an_oom_run, explained, write_lines
+from recorded import START_NS, S, a_run, a_step, an_oom_run, explained, with_end, with_start, write_lines
 from still import SMALL, Lock, a_live_run, a_snapshot, has, running, shown
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ScriptAsked, ScriptFigures
 from trainfast_runner.records.run_lines import Event
 
@@ -20,13 +20,9 @@ COMMAND = ["python", "train.py"]
 
 def of_script(directory: Path) -> Path:
     """The run as a script's: no samples, no tokens, no loss, no preset's settings."""
-    run = read_run_file(directory)
     asked = ScriptAsked(command=COMMAND, argv=COMMAND)
-    run = msgspec.structs.replace(
-        run, preset="train.py", title="python train.py", model={}, data={}, knobs={"timing_warmup": 3}, script=asked
-    )
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
-    (directory / "steps.jsonl").unlink()
+    knobs = {"timing_warmup": 3}
+    with_start(directory, preset="train.py", title="python train.py", model={}, data={}, knobs=knobs, script=asked)
     unknown = {"samples": None, "tokens": None, "loss": None, "backward_ms": None}
     steps = [msgspec.structs.replace(a_step(number), **unknown) for number in range(1, 31)]
     write_lines(directory / "steps.jsonl", steps)
@@ -49,19 +45,11 @@ LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
 
 def with_flags(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, Any]) -> Path:
     """The run as one of a script, whose flags took these knobs."""
-    run, result = read_run_file(directory), read_result(directory)
-    assert run is not None
-    assert result is not None
-    words = [*LONG, "train.py"]
+    words, named = [*LONG, "train.py"], {"preset": "train.py", "knobs": knobs}
     asked = ScriptAsked(command=words, argv=words, flagged=list(flagged))
-    run = msgspec.structs.replace(
-        run, preset="train.py", title="train.py", model={}, data={}, knobs=knobs, overrides=list(knobs), script=asked
-    )
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
-    figures = ScriptFigures(command=words)
-    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, script=figures)
-    (directory / "result.json").write_bytes(msgspec.json.encode(result))
-    return explained(directory) if result.state == "oom" else directory
+    with_start(directory, title="train.py", model={}, data={}, overrides=list(knobs), script=asked, **named)
+    with_end(directory, script=ScriptFigures(command=words), **named)
+    return explained(directory) if read_result(directory).state == "oom" else directory
 
 
 async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:

@@ -54,16 +54,6 @@ def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     assert changed == [Changes(next_run=True, knob="batch_size", notices=(notice,))]
 
 
-def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
-    session, _ = a_session(home)
-    session.receive(MachineSeen(CPU))
-    assert [request.may_trace for request in session.requests] == [True]
-    session.update_background_work()
-    assert len(session.requests) == 1
-    session.set_next_run(session.next_run.with_value("batch_size", "16"))
-    assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]
-
-
 def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, hold: Lock) -> None:
     session, _ = a_session(home)
     session.receive(MachineSeen(CPU))

@@ -31,10 +31,7 @@ with build_lock(lock.parents[1], "cpu_adam"):
 def begin(lock: Path) -> subprocess.Popen[str]:
     """A build that takes torch's lock and keeps it until a line comes."""
     return subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(lock)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", BUILD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode
-from worker_knobs import knob_values, trace_uncached
+from worker_knobs import knob_values, llama, trace_uncached
 
 from trainfast_runner.memory.model import StepWork, step_work
 from trainfast_runner.memory.tracing import request_fields
@@ -31,6 +31,7 @@ from trainfast_runner.worker.memory_trace.step_timeline import (
 )
 from trainfast_runner.worker.shared.words import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
 CASES = [
     ("tiny-llama", ["model.num_hidden_layers=9", "precision=bf16", "checkpointing=full", "grad_accum=2"]),
@@ -117,8 +118,7 @@ def test_only_lines_that_can_be_the_peak_are_kept():
 
 def test_without_forks_requests_are_traced_in_turn(monkeypatch):
     monkeypatch.setattr(answers, "_pool_for", lambda _requests: ThreadPoolExecutor(1))
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
+    model = llama(vocab_size=64, num_hidden_layers=9, **TINY)
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
     requests = [
         {**asked, "part": "optimizer", "after": 1, "knobs": knob_values(attention="eager")},
@@ -151,10 +151,13 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name):
     entry = OPTIMIZERS[name]
     if entry.package:
         pytest.importorskip(entry.package)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 1, **sizes}
     knobs = knob_values(optimizer=name, attention="eager")
-    about = {"part": "optimizer", "model": model, "objective": "causal-lm", "device": "cpu"}
+    about = {
+        "part": "optimizer",
+        "model": llama(vocab_size=64, num_hidden_layers=1, **TINY),
+        "objective": "causal-lm",
+        "device": "cpu",
+    }
     standing = trace_optimizer(read_request({**about, "knobs": knobs, "unused": []}), 0)["segment"].start
     if not entry.eight_bit:  # its small states are not quantized
         assert standing[OPTIMIZER] // standing[GRADS] == entry.state_tensors

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from worker_knobs import worker_knobs
+from worker_knobs import gpt2, worker_knobs
 
 from trainfast_runner.worker.model.build import build_model
 from trainfast_runner.worker.model.model_config import resolve_config
@@ -14,17 +14,6 @@ pytestmark = pytest.mark.ci
 SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024}
 WIDE = {**SMALL, "intermediate_size": 128, "num_key_value_heads": 2}
 LLAMA = {"family": "llama", **WIDE, "max_position_embeddings": 128}
-GPT2 = {
-    "family": "gpt2",
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-    "vocab_size": 1024,
-    "n_positions": 128,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
 TRAINED = {"lr": 1e-2, "steps": 10}
 # Every step is clipped, and SGD does not hide it: the norm is right over all stages, or the losses are not.
 CLIPPED = {"lr": 1.5, "optimizer": "sgd", "grad_clip": 0.5, "steps": 14, "data": {"kind": "text"}}
@@ -64,8 +53,8 @@ def test_interleaved_with_checkpointing(train):
 
 
 def test_two_pipelines_side_by_side_with_tied_embeddings(train):
-    single = train(model=GPT2, **CLIPPED)
-    run = train(model=GPT2, ranks=4, strategy="ddp+pp", pp_schedule="1f1b", batch_size=4, micro_batches=2, **CLIPPED)
+    single = train(model=gpt2(), **CLIPPED)
+    run = train(model=gpt2(), ranks=4, strategy="ddp+pp", pp_schedule="1f1b", batch_size=4, micro_batches=2, **CLIPPED)
     same_losses(run, single)
     assert run.losses(rank=3) == run.losses()
     actual = run.record("actual", rank=3)
@@ -93,7 +82,7 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train):
             "causal-lm",
         ),
         ({"family": "mixtral", **WIDE, "num_local_experts": 4, "sliding_window": None}, "causal-lm"),
-        ({**GPT2, "n_layer": 4}, "causal-lm"),
+        (gpt2(n_layer=4), "causal-lm"),
         ({"family": "bert", **SMALL, "intermediate_size": 128}, "masked-lm"),
         ({"family": "bert", **SMALL, "intermediate_size": 128}, "sequence-classification"),
     ],

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from worker_knobs import knob_values
+from worker_knobs import gpt2, knob_values
 
 from trainfast_runner.machine.training_python import WORKER_FOLDER
 
@@ -84,10 +84,8 @@ def test_a_mis_sharded_run_fails_the_same_comparison(start, environment, referen
 
 
 def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train):
-    model = {"family": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1024, "n_positions": 128}
-    model = {**model, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    single = train(model=model, steps=4)
-    run = train(model=model, ranks=2, strategy="tp", steps=4, optimizer="adamw-foreach", checkpointing="full")
+    single = train(model=gpt2(), steps=4)
+    run = train(model=gpt2(), ranks=2, strategy="tp", steps=4, optimizer="adamw-foreach", checkpointing="full")
     assert run.losses() == same_as(single.losses()), run.stderr[-3000:]
     assert run.record("actual")["optimizer_implementation"] == "foreach"
 

@@ -86,9 +86,8 @@ def test_states_on_a_disk_are_the_same_states(train, tmp_path):
     both = train(**short, ranks=2, batch_size=4, strategy="zero3-offload", offload_path=str(tmp_path))
     assert both.code == 0, both.stderr
     assert both.losses() == pytest.approx(train(**short).losses(), rel=1e-4)
-    assert json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]["offload_optimizer"][
-        "nvme_path"
-    ] == str(states_folder(tmp_path, both.folder))
+    stage = json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]
+    assert stage["offload_optimizer"]["nvme_path"] == str(states_folder(tmp_path, both.folder))
 
 
 def test_clipping_is_not_what_happens_anyway(train):

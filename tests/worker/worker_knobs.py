@@ -14,6 +14,12 @@ def llama(**fields):
     return {"family": "llama", **sizes, "vocab_size": 1024, "max_position_embeddings": 128, **fields}
 
 
+def gpt2(**fields):
+    """The fields of a small GPT-2 without dropout, with others or more of them."""
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1024, "n_positions": 128}
+    return {"family": "gpt2", **sizes, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), **fields}
+
+
 def knob_values(**overrides):
     """A value for each knob of the table: the overrides, and the defaults of all others."""
     return {**defaults(), **overrides}

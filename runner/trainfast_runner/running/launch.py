@@ -37,7 +37,7 @@ from trainfast_runner.running.script_plan import RUN_VARIABLE
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 
-HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 5.0
+HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 10.0
 HANDOVER_POLL_S = 0.01
 """Chosen, not measured: longest wait for the first event of a supervisor, new or waiting, and the pause."""
 MEMORY_SETTLED_BYTES = 64 << 20

@@ -30,7 +30,7 @@ STDIN = 0
 PACKET_BYTES = 1 << 16
 ENDS_WITHIN_S = 1.0
 """Seconds for a waiting process to end by itself once its socket is closed; it looks for that twice a second."""
-IMPORTS_WITHIN_S, GOES_WITHIN_S = 120.0, 5.0
+IMPORTS_WITHIN_S, GOES_WITHIN_S = 120.0, 10.0
 """Chosen, not measured: seconds for a process to take its run, while it still imports and after that."""
 
 
