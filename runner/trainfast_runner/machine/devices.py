@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
 from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
-from trainfast_runner.units import gpus_text
+from trainfast_runner.units import CPU, asks_for_cpu, gpu_indexes, gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
 
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"

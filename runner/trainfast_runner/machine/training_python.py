@@ -43,7 +43,10 @@ def find_python(python: str | None) -> str:
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.exists():
-        raise UserError(f"there is no Python at {path}", key="python", nearest=_sibling(path))
+        near = nearest(path.name, [file.name for file in path.parent.iterdir()]) if path.parent.is_dir() else None
+        raise UserError(
+            f"there is no Python at {path}", key="python", nearest=str(path.parent / near) if near else None
+        )
     if not os.access(path, os.X_OK):
         raise UserError(f"{path} cannot be executed", key="python")
     try:
@@ -75,14 +78,6 @@ def request_hash(executable: str, request: str, form: str, installed: list[str] 
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]
     return hashlib.sha256("\n".join([executable, request, form, *stamps]).encode()).hexdigest()[:32]
-
-
-def _sibling(path: Path) -> str | None:
-    folder = path.parent
-    if not folder.is_dir():
-        return None
-    near = nearest(path.name, [file.name for file in folder.iterdir()])
-    return str(folder / near) if near else None
 
 
 WORKER_FOLDER = Path(__file__).parents[1] / "worker"
@@ -145,7 +140,22 @@ def ask_worker(
     Raises UserError, which says that the Python cannot do the `task`.
     """
     path = str(PROGRAMS / program)
-    stdout, stderr = _output_of(executable, [executable, path, *arguments], environment)
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    # Files, not pipes: a fork that outlives the program keeps a pipe open.
+    with open_temporary_file() as printed, open_temporary_file() as errors:
+        command = [executable, path, *arguments]
+        process = start_worker_program(executable, command, errors, environment, stdout=printed)
+        try:
+            # Do not collect the process yet: until then no other process group gets its pid.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() >= deadline_s:
+                    raise timeout_error(executable)
+                time.sleep(ENDED_EVERY_S)
+        finally:
+            # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        stdout, stderr = whole_text(printed), whole_text(errors)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
     raise no_answer_error(executable, path, stderr, task, stdout)
@@ -176,10 +186,10 @@ def start_worker_program(
     executable: str,
     command: list[str],
     stderr: IO[bytes],
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None,
     *,
     stdin: int = subprocess.DEVNULL,
-    stdout: IO[bytes] | int = subprocess.PIPE,
+    stdout: IO[bytes],
     pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own; `environment` replaces ours. Raises UserError if it does not start."""
@@ -199,25 +209,6 @@ def start_worker_program(
         reason = str(error.strerror)
         limit = limit_words(inherited_limits(), reason)
         raise UserError(f"{executable} does not start: {reason}{limit}", key="python") from None
-
-
-def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
-    """The command's stdout and stderr, once it has ended."""
-    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-    # Files, not pipes: a fork that outlives the program keeps a pipe open.
-    with open_temporary_file() as printed, open_temporary_file() as errors:
-        process = start_worker_program(executable, command, errors, environment, stdout=printed)
-        try:
-            # Do not collect the process yet: until then no other process group gets its pid.
-            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if time.monotonic() >= deadline_s:
-                    raise timeout_error(executable)
-                time.sleep(ENDED_EVERY_S)
-        finally:
-            # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return whole_text(printed), whole_text(errors)
 
 
 def open_temporary_file() -> IO[bytes]:

@@ -1,4 +1,4 @@
-"""The one warm Python of this program: a process of the training Python that answers questions and may become a run.
+"""The warm Pythons of this program: processes of the training Python that answer questions and may become a run.
 
 `WarmPython` is such a process, and the worker's standby.py its other half. `WARM` holds those of this program: the
 standby, made by `keep` as the child of a supervisor that waits with it, and a process that only answers, made when a
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class StandbyKey:
 
     python: str
     device: str
-    """`cpu` or `cuda`."""
+    """`cpu` or `cuda`; empty for a process that only answers."""
     ranks: int
     """Processes under torchrun; 0 for one process alone."""
     variables: tuple[tuple[str, str], ...]
@@ -69,19 +69,16 @@ class StandbyKey:
 
 
 class WarmPython:
-    """One process that answers; a standby if it has a `key`. Safe for several threads."""
+    """One process that answers; a standby if its key has a device. Safe for several threads."""
 
     def __init__(
-        self,
-        executable: str,
-        command: Callable[[int], list[str]],
-        environment: Mapping[str, str],
-        key: StandbyKey | None = None,
+        self, key: StandbyKey, words: Sequence[str], order: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
-        """Start the `command` for the descriptor of the questions' socket. Raises UserError if it does not start."""
-        self.executable, self.key = executable, key
+        """Start the command of these words with the order of the worker's standby.py. Raises UserError."""
+        self.key, self.is_taken = key, False
+        self.is_imported = self._is_standby = bool(key.device)
+        """True if an answer that needs the training stack would begin at once."""
         self._lock = threading.Lock()
-        self._imported = self.is_taken = False
         self._batch = self._finished_batch = 0
         """The numbers of the newest batch, and of the newest one that is over."""
         self._partial_line, self._unsent = b"", b""
@@ -89,9 +86,10 @@ class WarmPython:
         self._questions, asked = socket.socketpair()
         self._go, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked, waiting:
+            order = {**order, "questions": None if key.ranks else asked.fileno()}
             self._process = training_python.start_worker_program(
-                executable,
-                command(asked.fileno()),
+                key.python,
+                [*words, json.dumps(order)],
                 self._errors,
                 environment,
                 stdin=waiting.fileno(),
@@ -109,10 +107,6 @@ class WarmPython:
     def is_idle(self) -> bool:
         """True while it answers nothing."""
         return not self._lock.locked()
-
-    def is_imported(self) -> bool:
-        """True if an answer that needs the training stack would begin at once."""
-        return self._imported or self.key is not None
 
     def ask_each(
         self,
@@ -143,7 +137,7 @@ class WarmPython:
                     if lines is None:
                         self._process.wait()
                     raise training_python.no_answer_error(
-                        self.executable, str(BOOTSTRAP), training_python.whole_text(self._errors), task
+                        self.key.python, str(BOOTSTRAP), training_python.whole_text(self._errors), task
                     )
                 for answer in answers:
                     unanswered -= "request" in answer
@@ -152,7 +146,7 @@ class WarmPython:
                 if unanswered and cancelled.is_set():
                     raise ProgramCancelled
                 if unanswered and time.monotonic() > deadline_s:
-                    raise training_python.timeout_error(self.executable)
+                    raise training_python.timeout_error(self.key.python)
         finally:
             if unanswered:
                 self._cancel()
@@ -174,10 +168,9 @@ class WarmPython:
             self._go.close()
             self._questions.close()
         try:
-            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported() else 0.0)
+            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported else 0.0)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill()
             self._process.wait()
         if is_idle:
             self._errors.close()
@@ -187,14 +180,16 @@ class WarmPython:
         """End the batch's answers; a running import only ends with the process, and a standby's goes on."""
         deadline_s = time.monotonic() + CANCELLED_WITHIN_S
         self._send({"cancel": self._batch})
-        if self.key is not None and not self.is_taken:
+        if self._is_standby and not self.is_taken:
             self._new_lines()
-        while self.key is None and self.is_alive and self._finished_batch != self._batch:
-            if not self._imported or time.monotonic() > deadline_s:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                return
+        while not self._is_standby and self.is_alive and self._finished_batch != self._batch:
+            if not self.is_imported or time.monotonic() > deadline_s:
+                return self._kill()
             self._new_lines()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, order: Mapping[str, Any]) -> None:
         """Add a line to those that `_new_lines` sends."""
@@ -212,15 +207,14 @@ class WarmPython:
                 self._unsent = self._unsent[questions.send(self._unsent) :]
         if not readable:
             return []
-        try:
+        chunk = b""
+        with suppress(ConnectionResetError):
             chunk = questions.recv(CHUNK_BYTES)
-        except ConnectionResetError:
-            return None
         if not chunk:
             return None
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         answers = list(training_python.json_objects(lines))
-        self._imported = self._imported or {"imported": True} in answers
+        self.is_imported = self.is_imported or {"imported": True} in answers
         self._finished_batch = next((line["done"] for line in answers if "done" in line), self._finished_batch)
         return answers
 
@@ -240,14 +234,12 @@ class WarmPythons:
         self._lock = threading.Lock()
         self._standby: WarmPython | None = None
         self._asked: WarmPython | None = None
-        self._asked_for: tuple[object, ...] = ()
-        """The Python, environment and packages of the process that only answers."""
 
     def is_warm(self, executable: str) -> bool:
         """True if an answer of this Python would begin at once."""
-        asked = self._asked
-        is_asked_warm = asked is not None and asked.executable == executable and asked.is_alive and asked.is_imported()
-        return is_asked_warm or self._standby_that_answers(executable) is not None
+        if (asked := self._asked) is not None and asked.key.python == executable and asked.is_alive:
+            return asked.is_imported or self._standby_that_answers(executable) is not None
+        return self._standby_that_answers(executable) is not None
 
     def ask_each(
         self,
@@ -281,7 +273,7 @@ class WarmPythons:
     @property
     def wait_policy(self) -> str | None:
         """The wait policy of the standby's threads; None without a standby."""
-        return wait_policy(dict(self._standby.key.variables)) if self._standby and self._standby.key else None
+        return None if self._standby is None else wait_policy(dict(self._standby.key.variables))
 
     def keep(self, key: StandbyKey, order: Mapping[str, Any]) -> None:
         """Make the standby of this key, in place of one with another; `order` is that of the supervisor.
@@ -296,12 +288,8 @@ class WarmPythons:
             if read_host_free_bytes() < STANDBY_NEEDS_BYTES:
                 return
             self._end_asked()
-
-            def command(questions: int) -> list[str]:
-                module = ("-P", "-m", "trainfast_runner.running.supervisor", "--standby")
-                return [sys.executable, *module, json.dumps({**order, "questions": None if key.ranks else questions})]
-
-            self._standby = WarmPython(key.python, command, os.environ, key)
+            words = (sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", "--standby")
+            self._standby = WarmPython(key, words, order, os.environ)
 
     def take(self, wanted: StandbyKey | None) -> tuple[WarmPython | None, str]:
         """Return the standby for a run with this key, or None with the reason, which is empty where none was kept.
@@ -311,13 +299,13 @@ class WarmPythons:
         with self._lock:
             standby, self._standby = self._standby, None
             self._end_asked()
-            if standby is None or standby.key is None:
+            if standby is None:
                 return None, ""
-            reason = "the standby died" if not standby.is_alive else wanted and standby.key.difference(wanted)
+            reason = "the standby died" if not standby.is_alive else standby.key.difference(wanted) if wanted else ""
             if wanted is not None and not reason:
                 return standby, ""
             standby.end()
-            return None, reason or ""
+            return None, reason
 
     def close(self) -> None:
         """End all. The next question starts a new process."""
@@ -328,10 +316,9 @@ class WarmPythons:
     def _standby_that_answers(self, executable: str) -> WarmPython | None:
         """Return the standby if it is of this Python as it is now, and one process alone."""
         standby = self._standby
-        key = standby.key if standby is not None and standby.is_alive else None
-        if key is None or key.python != executable or key.ranks:
+        if standby is None or not standby.is_alive or standby.key.python != executable or standby.key.ranks:
             return None
-        return standby if key.packages == tuple(training_python.install_stamps(executable)) else None
+        return standby if standby.key.packages == tuple(training_python.install_stamps(executable)) else None
 
     def _end_standby(self) -> None:
         if self._standby is not None:
@@ -346,17 +333,13 @@ class WarmPythons:
 
     def _answering(self, executable: str, variables: Mapping[str, str]) -> WarmPython:
         """Return the process that only answers, made anew for other variables or packages."""
-        made_for = (executable, variables, training_python.install_stamps(executable))
+        installed = tuple(training_python.install_stamps(executable))
+        key = StandbyKey(executable, "", 0, tuple(sorted(variables.items())), installed)
         with self._lock:
-            if self._asked is None or not self._asked.is_alive or self._asked_for != made_for:
+            if self._asked is None or not self._asked.is_alive or self._asked.key != key:
                 self._end_asked()
-
-                def command(questions: int) -> list[str]:
-                    order = json.dumps({"imports": None, "questions": questions})
-                    # An option would have `ls` tell of it alone, and not that it is no Python.
-                    return [executable, str(BOOTSTRAP), "standby", order]
-
-                self._asked, self._asked_for = WarmPython(executable, command, variables), made_for
+                # An option would have `ls` tell of it alone, and not that it is no Python.
+                self._asked = WarmPython(key, (executable, str(BOOTSTRAP), "standby"), {"imports": None}, variables)
             return self._asked
 
 
@@ -392,13 +375,8 @@ def inspect(
     imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
     """
     executable = training_python.find_python(python)
-    request = {
-        "part": "inspect",
-        "model": model,
-        "objective": training_objective,
-        "count": count,
-        "attention": attention,
-    }
+    asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
+    request = {"part": "inspect", **asked}
     name = training_python.request_hash(executable, json.dumps(request, sort_keys=True), INSPECTION_FORMAT)
     cache_file = cache_directory() / "inspected" / f"{name}.json"
     cached = read_cached(cache_file, dict[str, Any])
@@ -425,15 +403,8 @@ def inspect(
 
 def packages(executable: str, task: str = "report its torch") -> dict[str, Any]:
     """`python` and `versions` of a Python. Raises UserError, about the `task`, for what is not a Python."""
-    return WARM.ask(executable, _inspection({}, ""), task)
-
-
-def _inspection(
-    model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
-) -> dict[str, Any]:
-    """Return a request for an inspection, with the arguments of the worker's model/inspection.py."""
-    asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
-    return {"part": "inspect", **asked}
+    request = {"part": "inspect", "model": {}, "objective": "", "count": False, "attention": False}
+    return WARM.ask(executable, request, task)
 
 
 def torch_build(executable: str) -> dict[str, str | None]:
