@@ -184,7 +184,8 @@ class WarmPython:
             self._new_lines()
         while not self._is_standby and self.is_alive and self._finished_batch != self._batch:
             if not self.is_imported or time.monotonic() > deadline_s:
-                return self._kill()
+                self._kill()
+                return
             self._new_lines()
 
     def _kill(self) -> None:
