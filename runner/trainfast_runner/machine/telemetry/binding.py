@@ -5,7 +5,6 @@ The codes are `nvmlReturn_t` of nvml.h. A binding may lack functions; each missi
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -144,11 +143,8 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
             return NO_DEVICE_NODES
         if control.exists() and not os.access(control, os.R_OK | os.W_OK):
             return NO_ACCESS
-    unnamed = NvmlFailure(
-        f"NVML does not start: {_coded(text, code)}",
-        "See whether `nvidia-smi` works; if not, reboot, or install the driver again",
-    )
-    return _OPENING_FAILURES.get(code, unnamed)
+    cure = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
+    return _OPENING_FAILURES.get(code) or NvmlFailure(f"NVML does not start: {_coded(text, code)}", cure)
 
 
 def comes_from_a_driver(sentence: str) -> bool:
@@ -157,8 +153,7 @@ def comes_from_a_driver(sentence: str) -> bool:
     Decided from the sentence, because a tick and its record have no more.
     """
     absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICE_NODES, NO_BINDING)
-    sentences = (NO_DEVICES, *(failure.sentence for failure in absent))
-    return sentence not in sentences
+    return sentence not in (NO_DEVICES, *(failure.sentence for failure in absent))
 
 
 def device_failure(code: int, text: str) -> str:
@@ -187,23 +182,19 @@ def _coded(text: str, code: int) -> str:
 
 def slow_call_sentence(seconds: float, subject: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
-    waited = f"{subject} has not answered for {f'{seconds:.0f}' if seconds >= 1 else f'{seconds:.1f}'} s"
+    waited = f"{subject} has not answered for {seconds:.{0 if seconds >= 1 else 1}f} s"
     if seconds < HANGS_AFTER_S:
         return f"{waited}: the NVIDIA driver is slow with it; it is asked again"
-    return (
-        f"{waited}: a call into the NVIDIA driver does not come back."
-        " Look for Xid errors in `dmesg`; a reboot usually helps"
-    )
+    cure = "Look for Xid errors in `dmesg`; a reboot usually helps"
+    return f"{waited}: a call into the NVIDIA driver does not come back. {cure}"
 
 
 def opening_failure(seconds: float) -> NvmlFailure:
     """The failure while a driver is being opened."""
     if seconds > HANGS_AFTER_S:
         return NvmlFailure(slow_call_sentence(seconds))
-    return NvmlFailure(
-        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
-        " each GPU without persistence mode"
-    )
+    meanwhile = "the driver is being opened, which takes seconds for each GPU without persistence mode"
+    return NvmlFailure(f"NVML has not answered for {max(1, round(seconds))} s: {meanwhile}")
 
 
 def call(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -343,16 +334,11 @@ _MAX_PID: Final = 1 << 22
 _KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
 
 
-@functools.cache
-def _limits(name: str) -> tuple[float, float] | None:
-    return _RANGES.get(name) or _RANGES.get(name.rpartition("_")[2])
-
-
 def refusal(name: str, value: Any) -> str | None:
     """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
     if value is None:
         return None
-    if (limits := _limits(name)) is not None:
+    if limits := _RANGES.get(name) or _RANGES.get(name.rpartition("_")[2]):
         low, high = limits
         return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
     if name == "throttle_reasons" and (value & ~_KNOWN_REASONS).bit_count() > _MOST_UNKNOWN_REASONS:

@@ -54,13 +54,7 @@ class Sampler:
     `on_tick` must not raise: what it raises ends the sampling and is kept in `failure`.
     """
 
-    def __init__(
-        self,
-        on_tick: Callable[[Tick], None],
-        *,
-        period_s: float = 1.0,
-        on_xid: OnXid | None = None,
-    ) -> None:
+    def __init__(self, on_tick: Callable[[Tick], None], *, period_s: float = 1.0, on_xid: OnXid | None = None) -> None:
         """`on_xid` gets Xid errors when they happen, from another thread."""
         self.period_s = period_s
         """Seconds between two ticks, above 0; another value holds after the next one. Safe from any thread."""
