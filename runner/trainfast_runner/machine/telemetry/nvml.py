@@ -380,7 +380,7 @@ class Nvml:
             self._retry_later(t_ns)
         elif self._nv is not None:
             self._delay_ns = _FIRST_RETRY_NS
-        if self._on_xid is not None and self._nv is not None and self._xids is None:
+        if self._on_xid is not None and self._nv is not None:
             answering_gpus = [device for device in self._gpus.devices if device.error is None]
             self._xids = XidWatch(nv, answering_gpus, self._on_xid)
 

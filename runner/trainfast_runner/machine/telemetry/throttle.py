@@ -90,14 +90,9 @@ class Cause(msgspec.Struct, frozen=True):
     reasons: frozenset[str]
 
 
+_THERMAL = frozenset(("sw_thermal", "hw_thermal"))
 CAUSES = (
-    Cause(
-        "thermal",
-        "heat",
-        ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns"),
-        "thermal_violation_ns",
-        frozenset(("sw_thermal", "hw_thermal")),
-    ),
+    Cause("thermal", "heat", ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns"), "thermal_violation_ns", _THERMAL),
     Cause("power", "the power limit", (), "power_violation_ns", frozenset(("sw_power_cap",))),
     Cause("brake", "the power brake", ("hw_power_brake_ns",), None, frozenset(("hw_power_brake",))),
     Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
@@ -111,9 +106,9 @@ CAUSE_BY_REASON = {
 }
 """The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if cause.policy_counter is not None} | {
-    "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
-    "hw_thermal_slowdown_ns": frozenset(("hw_thermal",)),
-    "hw_power_brake_ns": frozenset(("hw_power_brake",)),
+    counter: frozenset((counter.removesuffix("_ns").removesuffix("_slowdown"),))
+    for cause in CAUSES
+    for counter in cause.reason_counters
 }
 """Every duration counter, with the throttle reasons in whose presence it must run."""
 
