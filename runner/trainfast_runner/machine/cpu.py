@@ -71,16 +71,11 @@ class CpuWindow:
         return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, MIN_S))
 
 
-def others_cores(seconds: float) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None when the window gives no figure."""
+def others_percent(seconds: float) -> float | None:
+    """The share of this process's cores that others keep busy over the next `seconds`, in percent; None if unknown."""
     window = CpuWindow()
     time.sleep(seconds)
-    return window.others_cores()
-
-
-def others_percent(seconds: float) -> float | None:
-    """The share of this process's cores that others keep busy over the next `seconds`, in percent."""
-    cores = others_cores(seconds)
+    cores = window.others_cores()
     return None if cores is None else min(100.0, 100 * cores / len(os.sched_getaffinity(0)))
 
 

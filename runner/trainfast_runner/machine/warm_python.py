@@ -118,7 +118,8 @@ class WarmPython:
         """Yield the answer to each request of the worker's standby.py, as soon as it arrives.
 
         A process that imports for them first yields `{"imported": true}`. Closing the iterator or setting `cancelled`
-        ends the answers, not the process. Raises UserError when an answer fails to come, ProgramCancelled.
+        ends the answers, not the process; a standby that becomes a run gives no more. Raises UserError when an answer
+        fails to come, ProgramCancelled.
         """
         while not self._lock.acquire(timeout=POLL_S):
             if cancelled.is_set():
@@ -133,7 +134,7 @@ class WarmPython:
                 answers = [line for line in lines or () if "imported" in line or line.get("batch") == self._batch]
                 if not answers and (lines is None or self._finished_batch == self._batch):
                     if self.is_taken:
-                        raise StandbyTaken
+                        return
                     if lines is None:
                         self._process.wait()
                     raise training_python.no_answer_error(
@@ -220,10 +221,6 @@ class WarmPython:
         return answers
 
 
-class StandbyTaken(Exception):
-    """Raised for the answers of a standby that has become a run."""
-
-
 STANDBY_NEEDS_BYTES = 4 << 30
 """No standby is kept below this much available memory of the host: it takes about 0.7 GiB of it."""
 
@@ -256,10 +253,10 @@ class WarmPythons:
         devices = {name: environment.get(name) for name in DEVICE_VARIABLES}
         answered: set[int] = set()
         if (standby := self._standby_that_answers(executable)) is not None:
-            with suppress(StandbyTaken):
-                for answer in standby.ask_each(requests, cancelled, devices):
-                    answered |= {answer["request"]} if "request" in answer else set()
-                    yield answer
+            for answer in standby.ask_each(requests, cancelled, devices, task):
+                answered |= {answer["request"]} if "request" in answer else set()
+                yield answer
+            if len(answered) == len(requests):
                 return
         variables = {name: value for name, value in environment.items() if name not in DEVICE_VARIABLES}
         for answer in self._answering(executable, variables).ask_each(requests, cancelled, devices, task):

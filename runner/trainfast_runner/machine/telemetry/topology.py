@@ -109,7 +109,7 @@ def _read_topology(nv: ModuleType) -> Topology:
     def sign(a: int, b: int) -> str:
         if a == b or handles[a] is None or handles[b] is None:
             return SELF_SIGN if a == b else UNKNOWN_SIGN
-        link_count = links[a].ends.count(devices[b].bus_id or UNKNOWN_SIGN)
+        link_count = sum(end == devices[b].bus_id for end in links[a].ends)
         switched = min(links[a].switched, links[b].switched)
         # GPUs of two partitions hang on switches too, and cannot reach each other over them.
         if not link_count and switched and peer_status(a, b, _NVLINK_CAPABILITY) in (None, 0):
