@@ -61,13 +61,9 @@ class Machine:
         usable = self._usable_gpus()
         if isinstance(devices, str):
             return tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ())
-        if devices > len(usable):
-            raise UserError(
-                f"devices={devices}, but there {_count_phrase(len(usable))}{self._mig_note()}",
-                key="devices",
-                allowed=[f"1 to {len(usable)}"],
-                advice=f"devices={len(usable)}",
-            )
+        if devices > (count := len(usable)):
+            message = f"devices={devices}, but there {_count_phrase(count)}{self._mig_note()}"
+            raise UserError(message, key="devices", allowed=[f"1 to {count}"], advice=f"devices={count}")
         return _freest(usable, devices)
 
     def watched(self, watch: object, used_gpus: Gpus) -> Gpus:
@@ -120,14 +116,8 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
     environment = os.environ if environment is None else environment
     nvml = Nvml()
     readings, failure = sample_gpus(nvml), nvml.failure
-    machine = Machine(
-        device=CPU,
-        gpus=(),
-        nvml_gpus=tuple(readings),
-        cores=len(os.sched_getaffinity(0)),
-        driver_version=nvml.driver_version,
-        no_gpu_reason="torch is a CPU build" if failure is None else failure.reason,
-    )
+    reason = "torch is a CPU build" if failure is None else failure.reason
+    machine = Machine(CPU, (), tuple(readings), len(os.sched_getaffinity(0)), nvml.driver_version, reason)
     if versions.get(HIP_BUILD) is not None:
         return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
     if versions.get(CUDA_BUILD) is None:
@@ -169,13 +159,10 @@ def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
-    return UserError(
-        f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported,"
-        " because NVML neither lists nor measures them",
-        key="devices",
-        advice=ON_THE_CPU,
-        option=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
-    )
+    build = f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]})"
+    message = f"{build}: AMD GPUs are not supported, because NVML neither lists nor measures them"
+    option = f"{ON_THE_CPU}, or --python with a CUDA build of torch"
+    return UserError(message, key="devices", advice=ON_THE_CPU, option=option)
 
 
 def _mig_mode_error(gpus: Sequence[DeviceReading], listed: Gpus, setting: str = "") -> UserError:

@@ -68,17 +68,15 @@ def _judged(name: str, is_well: bool, finding: str, cure: str) -> Finding:
 
 def examine(home: Home, python: str | None = None) -> list[Finding]:
     """All findings, the essential ones first. Takes about a second."""
-    executable = python or sys.executable
-    versions: dict[str, str | None] = {}
+    executable, versions = python or sys.executable, dict[str, str | None]()
     try:
         executable = find_python(python)
         answer = warm_python.packages(executable, "list its packages")
-    except UserError as error:
-        training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
-    else:
         versions = answer["versions"]
         own = Finding("training Python", "ok", f"{executable}, Python {answer['python']}")
         training = [own, *_packages(executable, versions, python)]
+    except UserError as error:
+        training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
     nvml = Nvml()
     tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     return [
@@ -123,12 +121,9 @@ def _home(home: Home) -> Iterator[Finding]:
         yield Finding("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free
-    yield _judged(
-        "run directory",
-        free >= ENOUGH_HOME_BYTES,
-        f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
-        "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
-    )
+    finding = f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}"
+    cure = "free some space, or delete old runs: trainfast-tui runs prune --keep 20"
+    yield _judged("run directory", free >= ENOUGH_HOME_BYTES, finding, cure)
     cache = cache_directory()
     with suppress(OSError):
         make_private(cache)

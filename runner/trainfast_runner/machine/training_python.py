@@ -26,12 +26,9 @@ NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
 
 def model_error(error: dict[str, Any]) -> UserError:
     """The worker's error about a model that cannot be built, as a UserError."""
-    return UserError(
-        str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
-        key=error.get("key"),
-        allowed=None if error.get("nearest") else error.get("allowed") or [],
-        nearest=error.get("nearest"),
-    )
+    message = str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0]
+    near = error.get("nearest")
+    return UserError(message, key=error.get("key"), allowed=None if near else error.get("allowed") or [], nearest=near)
 
 
 def find_python(python: str | None) -> str:
@@ -144,7 +141,7 @@ def ask_worker(
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
     with open_temporary_file() as printed, open_temporary_file() as errors:
         command = [executable, path, *arguments]
-        process = start_worker_program(executable, command, errors, environment, stdout=printed)
+        process = start_worker_program(executable, command, errors, environment, printed=printed)
         try:
             # Do not collect the process yet: until then no other process group gets its pid.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -185,20 +182,22 @@ def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 def start_worker_program(
     executable: str,
     command: list[str],
-    stderr: IO[bytes],
+    errors: IO[bytes],
     environment: Mapping[str, str] | None,
-    *,
+    *pass_fds: int,
     stdin: int = subprocess.DEVNULL,
-    stdout: IO[bytes],
-    pass_fds: tuple[int, ...] = (),
+    printed: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; `environment` replaces ours. Raises UserError if it does not start."""
+    """Start a command in a session of its own, which writes its errors, and without `printed` all, to a file.
+
+    `environment` replaces ours. Raises UserError if it does not start.
+    """
     try:
         return subprocess.Popen(
             command,
             stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            stdout=printed or errors,
+            stderr=errors,
             bufsize=0,
             pass_fds=pass_fds,
             env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
@@ -216,11 +215,8 @@ def open_temporary_file() -> IO[bytes]:
     try:
         return TemporaryFile()
     except OSError as error:
-        raise UserError(
-            f"a temporary file cannot be made: {error.strerror}",
-            key="TMPDIR",
-            advice="freeing some space, or TMPDIR set to another folder",
-        ) from None
+        advice = "freeing some space, or TMPDIR set to another folder"
+        raise UserError(f"a temporary file cannot be made: {error.strerror}", key="TMPDIR", advice=advice) from None
 
 
 def whole_text(file: IO[bytes]) -> str:

@@ -87,14 +87,9 @@ class WarmPython:
         self._go, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked, waiting:
             order = {**order, "questions": None if key.ranks else asked.fileno()}
+            command, fd = [*words, json.dumps(order)], asked.fileno()
             self._process = training_python.start_worker_program(
-                key.python,
-                [*words, json.dumps(order)],
-                self._errors,
-                environment,
-                stdin=waiting.fileno(),
-                stdout=self._errors,
-                pass_fds=(asked.fileno(),),
+                key.python, command, self._errors, environment, fd, stdin=waiting.fileno()
             )
         self._questions.setblocking(False)
 

@@ -18,16 +18,11 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
     """One tick from readers that are already open; rates cover the time since their last one."""
     t_ns = time.monotonic_ns()
     devices, missing = nvml.sample(t_ns)
-    nvml_ns = time.monotonic_ns() - t_ns
-    host_reading, host_missing = host.read()
-    return Tick(
-        t_ns=t_ns,
-        host=host_reading,
-        devices=devices,
-        missing=missing | host_missing,
-        sample_us=(time.monotonic_ns() - t_ns) // 1000,
-        nvml_us=nvml_ns // 1000,
-    )
+    nvml_us = (time.monotonic_ns() - t_ns) // 1000
+    reading, host_missing = host.read()
+    missing |= host_missing
+    sample_us = (time.monotonic_ns() - t_ns) // 1000
+    return Tick(t_ns=t_ns, host=reading, devices=devices, missing=missing, sample_us=sample_us, nvml_us=nvml_us)
 
 
 def take_tick(*, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
