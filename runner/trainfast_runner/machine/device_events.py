@@ -131,18 +131,10 @@ class DeviceEvents:
 
 def _process_event(index: int, t_ns: int, change: str, process: DeviceProcess) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
-    pid, used_bytes = process.pid, process.memory_used_bytes
+    pid, used_bytes, kind = process.pid, process.memory_used_bytes, "foreign_process"
     memory = "" if used_bytes is None else f" with {process_memory(used_bytes)}"
     label = f"process {pid} of the host"
     if sees_host_pids():
         label = f"{stat.name if (stat := read_stat(pid)) else 'a process'} (pid {pid})"
     detail = f"{label}{memory} {change}"
-    return Event(
-        t_ns=t_ns,
-        kind="foreign_process",
-        device=index,
-        pid=pid,
-        state=change,
-        detail=detail,
-        memory_used_bytes=used_bytes,
-    )
+    return Event(t_ns=t_ns, kind=kind, device=index, pid=pid, state=change, detail=detail, memory_used_bytes=used_bytes)

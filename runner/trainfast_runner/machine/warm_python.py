@@ -230,9 +230,9 @@ class WarmPythons:
 
     def is_warm(self, executable: str) -> bool:
         """True if an answer of this Python would begin at once."""
-        if (asked := self._asked) is not None and asked.key.python == executable and asked.is_alive:
-            return asked.is_imported or self._standby_that_answers(executable) is not None
-        return self._standby_that_answers(executable) is not None
+        asked = self._asked
+        is_ready = asked is not None and asked.key.python == executable and asked.is_alive and asked.is_imported
+        return is_ready or self._standby_that_answers(executable) is not None
 
     def ask_each(
         self,
@@ -274,10 +274,11 @@ class WarmPythons:
         Makes none where memory is short. Raises UserError if it does not start.
         """
         with self._lock:
-            if self._standby is not None:
-                if self._standby.is_alive and self._standby.key == key:
+            if (standby := self._standby) is not None:
+                if standby.is_alive and standby.key == key:
                     return
-                self._end_standby()
+                self._standby = None
+                standby.end()
             if read_host_free_bytes() < STANDBY_NEEDS_BYTES:
                 return
             self._end_asked()
@@ -302,8 +303,8 @@ class WarmPythons:
 
     def close(self) -> None:
         """End all. The next question starts a new process."""
+        self.take(None)
         with self._lock:
-            self._end_standby()
             self._end_asked(CANCELLED_WITHIN_S)
 
     def _standby_that_answers(self, executable: str) -> WarmPython | None:
@@ -312,11 +313,6 @@ class WarmPythons:
         if standby is None or not standby.is_alive or standby.key.python != executable or standby.key.ranks:
             return None
         return standby if standby.key.packages == tuple(training_python.install_stamps(executable)) else None
-
-    def _end_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.end()
-            self._standby = None
 
     def _end_asked(self, within_s: float | None = None) -> None:
         """End the process that only answers; one that answers now stays, but for `within_s` seconds at most."""

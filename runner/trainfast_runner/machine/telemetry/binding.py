@@ -204,21 +204,16 @@ def call(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
     except NvmlError:
         raise
     except Exception as error:
-        text = _text_of(error)
+        try:
+            text = " ".join(str(error).split())
+        except Exception as unreadable:  # the text of an NVML error is the driver's
+            text = type(unreadable).__name__
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
             raise NvmlError(BINDING_LACKS, text) from error
         # Every error of the binding, and no other, has the code as its `value`.
         if isinstance(code := getattr(error, "value", None), int):
             raise NvmlError(code, text) from error
         raise NvmlError(UNREADABLE, f"the driver's answer cannot be read ({type(error).__name__}: {text})") from error
-
-
-def _text_of(error: Exception) -> str:
-    """The error's text in one line; the text of an NVML error is the driver's, which may be unreadable too."""
-    try:
-        return " ".join(str(error).split())
-    except Exception as unreadable:
-        return type(unreadable).__name__
 
 
 def load() -> ModuleType:
@@ -282,17 +277,16 @@ def driver_version(nv: ModuleType) -> str:
     return _text(nv.nvmlSystemGetDriverVersion())
 
 
-def gpu_count(nv: ModuleType) -> int:
-    """The number of GPUs that the driver lists. Raises NvmlError."""
-    return possible_count("gpu_count", lambda: nv.nvmlDeviceGetCount())
+def gpu_count(nv: ModuleType, instances_of: Any = None) -> int:
+    """The number of GPUs that the driver lists, or of the MIG slots of a GPU.
 
-
-def possible_count(name: str, ask: Callable[[], int]) -> int:
-    """A number of GPUs or MIG slots. Raises NvmlError also for an impossible one, which nobody may count through."""
-    count = call(ask)
-    if (reason := refusal(name, count)) is not None:
+    Raises NvmlError also for an impossible one, which nobody may count through.
+    """
+    slots = instances_of is not None
+    count = call(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(instances_of) if slots else nv.nvmlDeviceGetCount())
+    if (reason := refusal("gpu_count", count)) is not None:
         raise NvmlError(UNREADABLE, reason)
-    return count
+    return int(count)
 
 
 IMPOSSIBLE: Final = "the driver's answer is impossible"

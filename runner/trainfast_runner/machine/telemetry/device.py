@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -244,8 +243,7 @@ class Device:
     """A GPU, or a MIG instance. Not safe to share between threads; fatal NVML errors pass through."""
 
     def __init__(self, index: int, uuid: str | None) -> None:
-        self.index = index
-        self.uuid = uuid
+        self.index, self.uuid = index, uuid
         self.name: str | None = None
         self.uuid_failure: str | None = None
         """The reason that a GPU which answers has no UUID; None if it has."""
@@ -466,8 +464,7 @@ class DeviceList:
 
 def _instances(nv: ModuleType, gpu: Handle) -> list[Handle]:
     """The MIG instances of a GPU; empty when it is not in MIG mode."""
-    ask = partial(binding.possible_count, "mig_slot_count", lambda: nv.nvmlDeviceGetMaxMigDeviceCount(gpu))
     # A slot without an instance answers NotFound.
-    slots = range(binding.answer_or_none(ask) or 0)
+    slots = range(binding.answer_or_none(gpu_count, nv, gpu) or 0)
     handles = [binding.answer_or_none(lambda slot: nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot), n) for n in slots]
     return [handle for handle in handles if handle is not None]

@@ -5,7 +5,6 @@ The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlC
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -45,16 +44,11 @@ _BY_NAME = {reason.name: reason for reason in REASONS}
 _HW_SLOWDOWN = _BY_NAME["hw_slowdown"].bit
 
 
-@functools.lru_cache(maxsize=64)
-def _reason_names(bits: int) -> tuple[str, ...]:
-    names = [reason.name for reason in REASONS if bits & reason.bit]
-    unknown = bits & ~sum(reason.bit for reason in REASONS)
-    return (*names, *(hex(1 << place) for place in range(unknown.bit_length()) if unknown >> place & 1))
-
-
 def decode(bits: int) -> list[str]:
     """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
-    return list(_reason_names(bits))
+    names = [reason.name for reason in REASONS if bits & reason.bit]
+    unknown = bits & ~sum(reason.bit for reason in REASONS)
+    return [*names, *(hex(1 << place) for place in range(unknown.bit_length()) if unknown >> place & 1)]
 
 
 def believed(bits: int, previous_bits: int) -> int:
