@@ -118,8 +118,12 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
     readings, failure = sample_gpus(nvml), nvml.failure
     reason = "torch is a CPU build" if failure is None else failure.reason
     machine = Machine(CPU, (), tuple(readings), len(os.sched_getaffinity(0)), nvml.driver_version, reason)
-    if versions.get(HIP_BUILD) is not None:
-        return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
+    if (hip := versions.get(HIP_BUILD)) is not None:
+        build = f"torch {versions.get('torch')} is a ROCm build (HIP {hip})"
+        message = f"{build}: AMD GPUs are not supported, because NVML neither lists nor measures them"
+        option = f"{ON_THE_CPU}, or --python with a CUDA build of torch"
+        refusal = UserError(message, key="devices", advice=ON_THE_CPU, option=option)
+        return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=refusal)
     if versions.get(CUDA_BUILD) is None:
         return machine
     if (visible_entries(environment) or ["0"])[0] in HIDE_ALL:
@@ -156,13 +160,6 @@ def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:
     """The `count` GPUs with most free memory, in the order of their indexes."""
     freest = sorted(gpus, key=lambda gpu: -(gpu.memory_free_bytes or 0))[:count]
     return tuple(sorted(freest, key=lambda gpu: gpu.index))
-
-
-def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
-    build = f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]})"
-    message = f"{build}: AMD GPUs are not supported, because NVML neither lists nor measures them"
-    option = f"{ON_THE_CPU}, or --python with a CUDA build of torch"
-    return UserError(message, key="devices", advice=ON_THE_CPU, option=option)
 
 
 def _mig_mode_error(gpus: Sequence[DeviceReading], listed: Gpus, setting: str = "") -> UserError:

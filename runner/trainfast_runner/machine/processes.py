@@ -295,14 +295,12 @@ class ProcessList:
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began_s + max(SCAN_EVERY_S, (time.monotonic() - began_s) / SCAN_SHARE)
-        rows_without_gpu = dict(self._rows)
-        rows_on_gpus = []
-        for pid, held_on in devices_by_pid.items():
-            # In a container the driver's id may be that of an unrelated process here: both are listed.
-            scanned = rows_without_gpu.pop(pid, None) if self._pids_are_ours else None
-            rows_on_gpus.append(replace(scanned or ProcessRow(pid), devices=tuple(held_on)))
+        # In a container the driver's id may be that of an unrelated process here: both are listed.
+        scanned = self._rows if self._pids_are_ours else {}
+        on_gpus = [replace(scanned.get(pid) or ProcessRow(pid), devices=(*on,)) for pid, on in devices_by_pid.items()]
+        rest = (row for pid, row in self._rows.items() if not (pid in scanned and pid in devices_by_pid))
         # A driver may list thousands; those that hold most are the ones a person looks for.
-        rows = (*rows_without_gpu.values(), *rows_on_gpus)
+        rows = (*rest, *on_gpus)
         return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
 
     def _scan(self, gpu_pids: frozenset[int]) -> None:

@@ -55,13 +55,10 @@ def find_python(python: str | None) -> str:
 
 def install_stamps(executable: str) -> list[str]:
     """Times of change, which differ after a package is installed or removed, or our own scripts change."""
-    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER_FOLDER.rglob("*.py"))]
-    prefix = Path(executable).parent.parent
-    roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
-    for root in dict.fromkeys(roots):
-        for folder in sorted(root.glob("lib/python3*/*-packages")):
-            stamps.append(f"{folder}:{folder.stat().st_mtime_ns}")
-    return stamps
+    path = Path(executable)
+    roots = dict.fromkeys((path.parent.parent, path.resolve().parent.parent, Path(os.path.expanduser("~/.local"))))
+    folders = [folder for root in roots for folder in sorted(root.glob("lib/python3*/*-packages"))]
+    return [f"{path}:{path.stat().st_mtime_ns}" for path in (*sorted(WORKER_FOLDER.rglob("*.py")), *folders)]
 
 
 def request_hash(executable: str, request: str, form: str, installed: list[str] | None = None) -> str:
@@ -82,18 +79,11 @@ PROGRAMS = WORKER_FOLDER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two polls for a program's end."""
-JOB_VARIABLES = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
-        *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
-    )
+JOB_VARIABLES = re.compile(
+    r"((LOCAL|GROUP|ROLE|NODE|CROSS)_)?RANK|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|(LOCAL|CROSS)_SIZE|MPI_LOCAL(RANKID|NRANKS)"
+    r"|MASTER_(ADDR|PORT)|ROLE_NAME|(PET|TORCHELASTIC|PMIX?|(OMPI|MV2)_COMM_WORLD|ACCELERATE|FSDP)_.*"
 )
-JOB_PREFIXES = (
-    *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
-    *("ACCELERATE_", "FSDP_"),
-)
-"""Beginnings of a launcher's variables: torchrun's options are PET_*, accelerate's settings ACCELERATE_* and FSDP_*."""
+"""A launcher's variables: torchrun's options are PET_*, accelerate's settings ACCELERATE_* and FSDP_*."""
 
 
 def own_environment() -> dict[str, str]:
@@ -101,11 +91,7 @@ def own_environment() -> dict[str, str]:
 
     A shell inside a torchrun, MPI or accelerate job passes them on; a training of ours would read them as its own.
     """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in JOB_VARIABLES and not name.startswith(JOB_PREFIXES)
-    }
+    return {name: value for name, value in os.environ.items() if not JOB_VARIABLES.fullmatch(name)}
 
 
 def working_directory() -> str:

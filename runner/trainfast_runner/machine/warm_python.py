@@ -336,7 +336,7 @@ WARM = WarmPythons()
 """Those of this program."""
 
 
-INSPECTION_FORMAT = "2"
+INSPECTION_FORMAT = "3"
 """Format of the cached inspections."""
 
 
@@ -368,26 +368,19 @@ def inspect(
     request = {"part": "inspect", **asked}
     name = training_python.request_hash(executable, json.dumps(request, sort_keys=True), INSPECTION_FORMAT)
     cache_file = cache_directory() / "inspected" / f"{name}.json"
-    cached = read_cached(cache_file, dict[str, Any])
-    answer = cached or WARM.ask(executable, request)
-    if cached is None and "error" not in answer:
-        write_cached(cache_file, answer)
-    versions = answer.get("versions") or {}
-    missing = [name for name in training_python.NEEDED_PACKAGES if name in versions and versions[name] is None]
+    error, inspection = None, read_cached(cache_file, Inspection)
+    if inspection is None:
+        answer = WARM.ask(executable, request)
+        error, inspection = answer.get("error"), msgspec.convert({**answer, "executable": executable}, Inspection)
+        if not error:
+            write_cached(cache_file, inspection)
+    missing = [name for name in training_python.NEEDED_PACKAGES if inspection.versions.get(name, "") is None]
     if missing:
-        raise UserError(
-            f"{executable} has no {', '.join(missing)}; install with: {executable} -m pip install {' '.join(missing)}",
-            key="python",
-        )
-    if answer.get("error"):
-        raise training_python.model_error(answer["error"])
-    try:
-        return msgspec.convert({**answer, "executable": executable}, Inspection)
-    except msgspec.ValidationError:
-        if cached is None:
-            raise
-        cache_file.unlink(missing_ok=True)  # it is damaged
-        return inspect(python, model, training_objective, count=count, attention=attention)
+        install = f"{executable} -m pip install {' '.join(missing)}"
+        raise UserError(f"{executable} has no {', '.join(missing)}; install with: {install}", key="python")
+    if error:
+        raise training_python.model_error(error)
+    return inspection
 
 
 def packages(executable: str, task: str = "report its torch") -> dict[str, Any]:

@@ -284,11 +284,6 @@ class Nvml:
             missing["nvml"] = failure.sentence
         return readings, missing
 
-    def close(self) -> None:
-        """Close the driver. A later `sample` opens it again."""
-        self._shut()
-        self._retry_at_ns = 0
-
     def _read_all(self, nv: ModuleType, t_ns: int) -> dict[Device, tuple[DeviceReading, dict[str, str]]]:
         """The readings of the GPUs that answer, each with the reasons of its missing parts."""
         offset_ns, tick = t_ns - time.monotonic_ns(), self._ticks
@@ -351,7 +346,7 @@ class Nvml:
 
     def _find_gpus(self, t_ns: int) -> dict[Device, Handle]:
         """Open NVML, closed before if it is open; return the GPUs to ask."""
-        self._shut()
+        self.close()
         nv = None
         try:
             nv = binding.load()
@@ -384,8 +379,9 @@ class Nvml:
             answering_gpus = [device for device in self._gpus.devices if device.error is None]
             self._xids = XidWatch(nv, answering_gpus, self._on_xid)
 
-    def _shut(self) -> None:
-        watch, self._xids = self._xids, None
+    def close(self) -> None:
+        """Close the driver. A later `sample` opens it again."""
+        watch, self._xids, self._retry_at_ns = self._xids, None, 0
         # Shutting the driver down under a call that is still in it may crash this process.
         is_idle = (watch is None or watch.stop()) and all(job.ended for job in tuple(self._hangs.values()))
         nv, self._nv = self._nv, None
