@@ -58,7 +58,19 @@ def calibrate(home: Home, python: str | None = None) -> Ceiling:
     """Measure the device a run would use, in the training Python; a few seconds. Raises UserError."""
     executable = find_python(python)
     home.create()
-    ceiling = _measure(executable, *_device(executable))
+    versions = torch_build(executable)
+    if versions.get("torch") is None:
+        raise UserError(f"{executable} has no torch to calibrate with", key="python")
+    machine = detect_machine(versions)
+    if machine.refusal is not None:
+        raise machine.refusal
+    environment = own_environment() | visible_gpus(machine.default_gpus("single") if machine.device == "cuda" else ())
+    try:
+        answer = ask_worker(executable, "calibrate.py", [machine.device], environment, task="calibrate")
+    except UserError as error:
+        raise UserError(error.message, key="--calibrate", exit_code=4) from None
+    name = answer["name"] or cpu_name()
+    ceiling = msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)
     # Two calibrations may end together.
     with locked(home.path / f"{CALIBRATION_FILE}.lock"):
         ceilings = {**read(home), ceiling.name: ceiling}
@@ -81,28 +93,6 @@ def is_calibrated(home: Home, name: str) -> bool:
     """True if the device of this name was measured undisturbed."""
     ceiling = read(home).get(name)
     return ceiling is not None and not ceiling.disturbed
-
-
-def _device(executable: str) -> tuple[str, dict[str, str]]:
-    """cuda or cpu, and the variables with which a process sees that device alone. Raises UserError."""
-    versions = torch_build(executable)
-    if versions.get("torch") is None:
-        raise UserError(f"{executable} has no torch to calibrate with", key="python")
-    machine = detect_machine(versions)
-    if machine.refusal is not None:
-        raise machine.refusal
-    gpus = machine.default_gpus("single") if machine.device == "cuda" else ()
-    return machine.device, visible_gpus(gpus)
-
-
-def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
-    environment = own_environment() | visible
-    try:
-        answer = ask_worker(executable, "calibrate.py", [device], environment, task="calibrate")
-    except UserError as error:
-        raise UserError(error.message, key="--calibrate", exit_code=4) from None
-    name = answer["name"] or cpu_name()
-    return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +21,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 def cpu_name() -> str:
     """The processor's own name and how many of its cores this process may use."""
-    name = "CPU"
-    for line in _cpu_info().splitlines():
-        if line.lower().startswith(("model name", "cpu model")):
-            name = line.partition(":")[2].strip()
-            break
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+    match = re.search(r"^(?:model name|cpu model).*?: *(.*)$", _cpu_info(), re.IGNORECASE | re.MULTILINE)
+    return f"{match[1].strip() if match else 'CPU'}, {len(os.sched_getaffinity(0))} cores"
 
 
 def cpu_has_fp16() -> bool:
@@ -74,16 +71,11 @@ class CpuWindow:
         return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, MIN_S))
 
 
-def others_cores(seconds: float) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None when the window gives no figure."""
+def others_percent(seconds: float) -> float | None:
+    """The share of this process's cores that others keep busy over the next `seconds`, in percent; None if unknown."""
     window = CpuWindow()
     time.sleep(seconds)
-    return window.others_cores()
-
-
-def others_percent(seconds: float) -> float | None:
-    """The share of this process's cores that others keep busy over the next `seconds`, in percent."""
-    cores = others_cores(seconds)
+    cores = window.others_cores()
     return None if cores is None else min(100.0, 100 * cores / len(os.sched_getaffinity(0)))
 
 
@@ -154,8 +146,7 @@ def thread_count(environment: Mapping[str, str]) -> int | None:
 
 def fixed_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
     """The policy where there is nothing to choose: the user's own settings, or one thread a rank; else None."""
-    wait_settings = [name for name in WAIT_SETTINGS if name in environment]
-    if wait_settings:
+    if wait_settings := [name for name in WAIT_SETTINGS if name in environment]:
         return ThreadPolicy(wait=wait_policy(environment), reason=f"your own {', '.join(wait_settings)}")
     if threads == 1:
         return ThreadPolicy(wait=UNUSED, reason="one thread a rank, which waits for no other")
@@ -166,8 +157,8 @@ def script_policy(environment: Mapping[str, str], ranks: int) -> ThreadPolicy | 
     """The policy of a script's threads, which the launch leaves alone; None where a launcher of ranks sets them."""
     if ranks > 1:
         return None
-    reason = "nothing in the script's environment sets another"
-    return fixed_policy(environment, thread_count(environment)) or ThreadPolicy(wait=DEFAULT, reason=reason)
+    own = ThreadPolicy(wait=DEFAULT, reason="nothing in the script's environment sets another")
+    return fixed_policy(environment, thread_count(environment)) or own
 
 
 def choose_policy(window: CpuWindow | None = None, kept: str | None = None) -> ThreadPolicy:

@@ -38,23 +38,18 @@ def defects(gpu: DeviceReading) -> Iterator[Defect]:
     width, width_max, generation, generation_max = (
         getattr(gpu, f"pcie_{name}") or 0 for name in ("width", "width_max", "generation", "generation_max")
     )
-    busy = (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
+    slow = (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT and 0 < generation < generation_max
     errors, rows = gpu.ecc_uncorrected_errors or 0, gpu.remapped_rows_uncorrected or 0
     rows_cure = "check that the number does not grow: nvidia-smi -q -d ROW_REMAPPER"
-    for is_found, finding, cure in (
+    findings = (
         (gpu.remapped_rows_failed, "a row of its memory could not be replaced", "replace this card"),
         (gpu.remapped_rows_pending, "rows of its memory wait to be replaced", RESET_CURE),
         (errors, f"{errors:,} uncorrected memory errors since the driver was loaded", RESET_CURE),
         (rows, f"{rows:,} rows of its memory were replaced for uncorrectable errors", rows_cure),
         (0 < width < width_max, f"{width} of its {width_max} PCIe lanes", RESEAT_CURE),
-        (
-            busy and 0 < generation < generation_max,
-            f"PCIe generation {generation} of {generation_max} under load",
-            RESEAT_CURE,
-        ),
-    ):
-        if is_found:
-            yield Defect(finding, cure)
+        (slow, f"PCIe generation {generation} of {generation_max} under load", RESEAT_CURE),
+    )
+    yield from (Defect(finding, cure) for is_found, finding, cure in findings if is_found)
 
 
 def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
@@ -100,58 +95,46 @@ class DeviceEvents:
         appeared or left."""
         watched = [device for device in tick.devices if device.uuid in self._watched]
         self._indexes = frozenset(device.index for device in watched)
-        events = []
-        for device in watched:
-            if (device.error is not None) != (device.index in self._lost):
-                self._lost ^= {device.index}
-                kind = "gpu_back" if device.error is None else "gpu_lost"
-                events.append(Event(t_ns=tick.t_ns, kind=kind, device=device.index, detail=device.error))
-            events += [*self._throttling(device, tick.t_ns), *self._foreigners(device, tick.t_ns)]
-        return events
+        return [event for device in watched for event in self._of_device(device, tick.t_ns)]
 
-    def _throttling(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        """An event for each reason of throttling that began or ended; none without a reading of reasons."""
-        if device.throttle_reasons is None:
-            return
-        reasons = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-        before = self._throttled.get(device.index, frozenset())
-        self._throttled[device.index] = reasons
-        for kind, names in (("throttle_on", reasons - before), ("throttle_off", before - reasons)):
-            for name in sorted(names):
-                yield Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
+    def _of_device(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
+        if (device.error is not None) != (device.index in self._lost):
+            self._lost ^= {device.index}
+            kind = "gpu_back" if device.error is None else "gpu_lost"
+            yield Event(t_ns=t_ns, kind=kind, device=device.index, detail=device.error)
+        if device.throttle_reasons is not None:
+            yield from self._throttling(device.index, device.throttle_reasons, t_ns)
+        if device.processes is not None:
+            processes = {process.pid: process for process in device.processes}
+            for change, process in self._foreigners(device.index, processes):
+                yield _process_event(device.index, t_ns, change, process)
 
-    def _foreigners(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        if device.processes is None:
-            return
-        processes = {process.pid: process for process in device.processes}
-        is_first = device.index not in self._processes
-        previous = self._processes.get(device.index, {})
-        self._processes[device.index] = processes
-        foreign = self._foreign.setdefault(device.index, set())
+    def _throttling(self, index: int, names: Iterable[str], t_ns: int) -> Iterator[Event]:
+        """An event for each reason of throttling that began or ended."""
+        reasons = frozenset(name for name in names if severity(name) != "none")
+        before, self._throttled[index] = self._throttled.get(index, frozenset()), reasons
+        for kind, changed in (("throttle_on", reasons - before), ("throttle_off", before - reasons)):
+            yield from (Event(t_ns=t_ns, kind=kind, device=index, detail=name) for name in sorted(changed))
+
+    def _foreigners(self, index: int, processes: dict[int, DeviceProcess]) -> list[tuple[str, DeviceProcess]]:
+        """The foreign processes that appeared or left, each after its change."""
+        is_first, previous = index not in self._processes, self._processes.get(index, {})
+        self._processes[index] = processes
         appeared = processes.keys() - previous.keys()
         if not self._all_foreign:
             appeared = appeared - own_pids() if appeared and (is_first or sees_host_pids()) else set()
-        gone = (foreign | appeared) - processes.keys()
-        self._foreign[device.index] = (foreign | appeared) - gone
-        for change, pids, known in (("appeared", appeared, processes), ("left", gone, previous)):
-            for pid in sorted(pids):
-                yield _process_event(device.index, t_ns, change, known[pid])
+        known = self._foreign.get(index, set()) | appeared
+        self._foreign[index] = known & processes.keys()
+        left = [("left", previous[pid]) for pid in sorted(known - processes.keys())]
+        return [*(("appeared", processes[pid]) for pid in sorted(appeared)), *left]
 
 
 def _process_event(index: int, t_ns: int, change: str, process: DeviceProcess) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
-    used_bytes = process.memory_used_bytes
+    pid, used_bytes, kind = process.pid, process.memory_used_bytes, "foreign_process"
     memory = "" if used_bytes is None else f" with {process_memory(used_bytes)}"
-    label = f"process {process.pid} of the host"
+    label = f"process {pid} of the host"
     if sees_host_pids():
-        stat = read_stat(process.pid)
-        label = f"{stat.name if stat else 'a process'} (pid {process.pid})"
-    return Event(
-        t_ns=t_ns,
-        kind="foreign_process",
-        device=index,
-        pid=process.pid,
-        state=change,
-        detail=f"{label}{memory} {change}",
-        memory_used_bytes=used_bytes,
-    )
+        label = f"{stat.name if (stat := read_stat(pid)) else 'a process'} (pid {pid})"
+    detail = f"{label}{memory} {change}"
+    return Event(t_ns=t_ns, kind=kind, device=index, pid=pid, state=change, detail=detail, memory_used_bytes=used_bytes)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
-from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
+from trainfast_runner.machine.telemetry.binding import NO_DEVICES, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
-from trainfast_runner.units import gpus_text
+from trainfast_runner.units import CPU, asks_for_cpu, gpu_indexes, gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
 
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
@@ -52,8 +52,7 @@ class Machine:
         return dataclasses.replace(self, gpus=gpus)
 
     def default_gpus(self, strategy: str) -> Gpus:
-        """The GPUs of a run without a `devices` knob: the one with most free memory, or all. Raises UserError without
-        any."""
+        """The GPUs of a run without a `devices` knob: the one with most free memory, or all. Raises UserError."""
         usable = self._usable_gpus()
         return _freest(usable, 1) if STRATEGIES[strategy].one_device else tuple(usable)
 
@@ -62,13 +61,9 @@ class Machine:
         usable = self._usable_gpus()
         if isinstance(devices, str):
             return tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ())
-        if devices > len(usable):
-            raise UserError(
-                f"devices={devices}, but there {_count_phrase(len(usable))}{self._mig_note()}",
-                key="devices",
-                allowed=[f"1 to {len(usable)}"],
-                advice=f"devices={len(usable)}",
-            )
+        if devices > (count := len(usable)):
+            message = f"devices={devices}, but there {_count_phrase(count)}{self._mig_note()}"
+            raise UserError(message, key="devices", allowed=[f"1 to {count}"], advice=f"devices={count}")
         return _freest(usable, devices)
 
     def watched(self, watch: object, used_gpus: Gpus) -> Gpus:
@@ -84,7 +79,7 @@ class Machine:
 
     def _usable_gpus(self) -> list[DeviceReading]:
         """The GPUs that answer and are not cut into instances. Raises UserError without any."""
-        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_in_mig_mode(gpu)]
+        usable = [gpu for gpu in self.gpus if gpu.error is None and not _is_in_mig_mode(gpu)]
         if not usable:
             raise UserError("no usable GPU", key="devices", advice=ON_THE_CPU)
         return usable
@@ -96,7 +91,7 @@ class Machine:
         gpu = self.gpus[index]
         if gpu.error is not None:
             raise UserError(f"devices={index}+: that GPU does not answer: {gpu.error}", key="devices")
-        if self._is_in_mig_mode(gpu):
+        if _is_in_mig_mode(gpu):
             raise _mig_mode_error([gpu], self.nvml_gpus, f"devices={index}+: ")
         return gpu
 
@@ -104,13 +99,13 @@ class Machine:
         """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"
-        mig_indexes = [gpu.index for gpu in self.gpus if self._is_in_mig_mode(gpu)]
+        mig_indexes = [gpu.index for gpu in self.gpus if _is_in_mig_mode(gpu)]
         return f" ({gpus_text(mig_indexes)} in MIG mode not counted)" if mig_indexes else ""
 
-    @staticmethod
-    def _is_in_mig_mode(gpu: DeviceReading) -> bool:
-        """True for a GPU in MIG mode, which can be trained on by its instances only."""
-        return gpu.mig_mode is True and not is_instance(gpu.uuid)
+
+def _is_in_mig_mode(gpu: DeviceReading) -> bool:
+    """True for a GPU in MIG mode, which can be trained on by its instances only."""
+    return gpu.mig_mode is True and not is_instance(gpu.uuid)
 
 
 def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[str, str] | None = None) -> Machine:
@@ -121,25 +116,29 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
     environment = os.environ if environment is None else environment
     nvml = Nvml()
     readings, failure = sample_gpus(nvml), nvml.failure
-    machine = Machine(
-        device=CPU,
-        gpus=(),
-        nvml_gpus=tuple(readings),
-        cores=len(os.sched_getaffinity(0)),
-        driver_version=nvml.driver_version,
-        no_gpu_reason="torch is a CPU build" if failure is None else failure.reason,
-    )
-    if versions.get(HIP_BUILD) is not None:
-        return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
+    reason = "torch is a CPU build" if failure is None else failure.reason
+    machine = Machine(CPU, (), tuple(readings), len(os.sched_getaffinity(0)), nvml.driver_version, reason)
+    if (hip := versions.get(HIP_BUILD)) is not None:
+        build = f"torch {versions.get('torch')} is a ROCm build (HIP {hip})"
+        message = f"{build}: AMD GPUs are not supported, because NVML neither lists nor measures them"
+        option = f"{ON_THE_CPU}, or --python with a CUDA build of torch"
+        refusal = UserError(message, key="devices", advice=ON_THE_CPU, option=option)
+        return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=refusal)
     if versions.get(CUDA_BUILD) is None:
         return machine
     if (visible_entries(environment) or ["0"])[0] in HIDE_ALL:
         hidden_reason = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
         return dataclasses.replace(machine, no_gpu_reason=hidden_reason) if readings else machine
     try:
-        return _with_gpus(machine, environment) if readings else _without_readings(machine, failure)
+        if not readings:
+            _check_absence(NO_DEVICES if failure is None else failure.sentence)
+            return machine
+        gpus = visible_devices(machine.nvml_gpus, environment)
+        if all(gpu.mig_mode is True for gpu in gpus):
+            raise _mig_mode_error(gpus, machine.nvml_gpus)
     except UserError as error:
         return dataclasses.replace(machine, no_gpu_reason=error.message, refusal=error)
+    return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus))
 
 
 def sample_gpus(nvml: Nvml) -> list[DeviceReading]:
@@ -149,22 +148,12 @@ def sample_gpus(nvml: Nvml) -> list[DeviceReading]:
     return readings
 
 
-def _without_readings(machine: Machine, failure: NvmlFailure | None) -> Machine:
-    """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
-    sentence = NO_DEVICES if failure is None else failure.sentence
+def _check_absence(sentence: str) -> None:
+    """Raise UserError if there is a GPU here that NVML does not give, for the reason in this sentence."""
     if comes_from_a_driver(sentence):
         raise UserError(f"NVML does not answer: {sentence}", key="devices", advice=ON_THE_CPU)
     if (sign := sign_of_a_gpu()) is not None:
         raise UserError(f"NVML lists no GPU, but {sign}: {sentence}", key="devices", advice=ON_THE_CPU)
-    return machine
-
-
-def _with_gpus(machine: Machine, environment: Mapping[str, str]) -> Machine:
-    """The machine with the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
-    gpus = visible_devices(machine.nvml_gpus, environment)
-    if all(gpu.mig_mode is True for gpu in gpus):
-        raise _mig_mode_error(gpus, machine.nvml_gpus)
-    return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus))
 
 
 def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:
@@ -173,39 +162,19 @@ def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:
     return tuple(sorted(freest, key=lambda gpu: gpu.index))
 
 
-def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
-    return UserError(
-        f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported,"
-        " because NVML neither lists nor measures them",
-        key="devices",
-        advice=ON_THE_CPU,
-        option=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
-    )
-
-
 def _mig_mode_error(gpus: Sequence[DeviceReading], listed: Gpus, setting: str = "") -> UserError:
     """The refusal of GPUs in MIG mode, with the instances to name instead; `setting` begins the message."""
-    indexes = [gpu.index for gpu in gpus]
-    names = _instances(listed)
-    verb = "is" if len(gpus) == 1 else "are"
-    return UserError(
-        f"{setting}{gpus_text(indexes)} {verb} in MIG mode, where runs use an instance by its name"
-        + ("" if names else ", and there is none"),
-        key="devices" if setting else VISIBLE_DEVICES,
-        allowed=names or None,
-        advice=f"{VISIBLE_DEVICES}={names[0]}"
-        if names
-        else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}",
-    )
+    indexes, names = [gpu.index for gpu in gpus], _instances(listed)
+    message = f"{setting}{gpus_text(indexes)} {'is' if len(gpus) == 1 else 'are'} in MIG mode, where runs use an"
+    message += f" instance by its name{'' if names else ', and there is none'}"
+    cure = f"{VISIBLE_DEVICES}={names[0]}" if names else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}"
+    return UserError(message, key="devices" if setting else VISIBLE_DEVICES, allowed=names or None, advice=cure)
 
 
 def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:
     others = f"; there {_count_phrase(count)}" if count else " and no other one here"
-    return UserError(
-        f"{setting}: there is no GPU {index}{others}",
-        key=setting.partition("=")[0],
-        allowed=[f"0 to {count - 1}"] if count else [],
-    )
+    allowed = [f"0 to {count - 1}"] if count else []
+    return UserError(f"{setting}: there is no GPU {index}{others}", key=setting.partition("=")[0], allowed=allowed)
 
 
 def _count_phrase(count: int) -> str:
@@ -260,44 +229,37 @@ def visible_devices(devices: Sequence[DeviceReading], environment: Mapping[str, 
     NVML's, among GPUs of several models, and if no GPU is left. CUDA gives a process one MIG instance, the first named.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
-    named_entries = visible_entries(environment)
-    if named_entries is None:
+    entries = visible_entries(environment)
+    if entries is None:
         return gpus
-    if named := next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None):
-        instances = _instances(devices)
-        matching_gpus = [gpu for gpu in devices if gpu.uuid is not None and gpu.uuid.startswith(named)]
-        if len(matching_gpus) == 1:
+    setting = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]}"
+    if named := next((entry for entry in entries if entry.startswith(MIG_PREFIX)), None):
+        if len(matching_gpus := _named(devices, named)) == 1:
             return matching_gpus
-        raise UserError(
-            f"{VISIBLE_DEVICES}={named} names no MIG instance here" + ("" if instances else ", and NVML lists none"),
-            key=VISIBLE_DEVICES,
-            allowed=instances or None,
-            advice=f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
-        )
-    is_numbered = any(entry.isdecimal() for entry in named_entries)
+        instances = _instances(devices)
+        message = f"{VISIBLE_DEVICES}={named} names no MIG instance here{'' if instances else ', and NVML lists none'}"
+        advice = f"one of `nvidia-smi -L`, or {ON_THE_CPU}"
+        raise UserError(message, key=VISIBLE_DEVICES, allowed=instances or None, advice=advice)
+    is_numbered = any(entry.isdecimal() for entry in entries)
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
-        raise UserError(
-            f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's own order",
-            key=VISIBLE_DEVICES,
-            advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
-        )
-    chosen: list[DeviceReading] = []
-    for entry in named_entries:
-        if entry.isdecimal():
-            matching_gpus = [gpu for gpu in gpus if gpu.index == int(entry)]
-        else:
-            matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
-        if len(matching_gpus) != 1:
-            break
-        chosen += matching_gpus
+        message = f"{setting} counts GPUs of several models in CUDA's own order"
+        advice = f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`"
+        raise UserError(message, key=VISIBLE_DEVICES, advice=advice)
+    matches = (_named(gpus, entry) for entry in entries)
+    chosen = [gpu for (gpu,) in itertools.takewhile(lambda matching: len(matching) == 1, matches)]
     if not chosen or len({gpu.index for gpu in chosen}) < len(chosen):
+        indexes, advice = [str(gpu.index) for gpu in gpus], f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}"
         raise UserError(
-            f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} names no GPU here, or one twice",
-            key=VISIBLE_DEVICES,
-            allowed=[str(gpu.index) for gpu in gpus],
-            advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
+            f"{setting} names no GPU here, or one twice", key=VISIBLE_DEVICES, allowed=indexes, advice=advice
         )
     return chosen
+
+
+def _named(devices: Iterable[DeviceReading], entry: str) -> list[DeviceReading]:
+    """The devices that an entry of CUDA_VISIBLE_DEVICES may name: by its index, or the beginning of its UUID."""
+    if entry.isdecimal():
+        return [device for device in devices if device.index == int(entry)]
+    return [device for device in devices if entry and device.uuid is not None and device.uuid.startswith(entry)]
 
 
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,7 +34,8 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.host import can_move_cursor, make_private
 
-OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+_PACKAGES = (NEEDED_PACKAGES, ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy"))
+"""Those without which no run starts, and those that some knobs and data need."""
 SETTLE_S = 0.05
 """Seconds between two readings where no rate is judged."""
 BUS_WITHIN_S = 5.0
@@ -66,16 +68,15 @@ def _judged(name: str, is_well: bool, finding: str, cure: str) -> Finding:
 
 def examine(home: Home, python: str | None = None) -> list[Finding]:
     """All findings, the essential ones first. Takes about a second."""
-    executable = python or sys.executable
-    versions: dict[str, str | None] = {}
+    executable, versions = python or sys.executable, dict[str, str | None]()
     try:
         executable = find_python(python)
         answer = warm_python.packages(executable, "list its packages")
+        versions = answer["versions"]
+        own = Finding("training Python", "ok", f"{executable}, Python {answer['python']}")
+        training = [own, *_packages(executable, versions, python)]
     except UserError as error:
         training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
-    else:
-        versions = answer["versions"]
-        training = [*_packages(executable, answer["python"], versions, python)]
     nvml = Nvml()
     tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     return [
@@ -96,30 +97,21 @@ def is_healthy(findings: list[Finding]) -> bool:
     return all(finding.state != "fail" for finding in findings)
 
 
-def _packages(
-    executable: str, python_version: str, versions: dict[str, str | None], python: str | None
-) -> Iterator[Finding]:
-    """The Python that trains, and its packages; `python` is the one asked for."""
-    yield Finding("training Python", "ok", f"{executable}, Python {python_version}")
-    installed = [f"{name} {versions[name]}" for name in (*NEEDED_PACKAGES, *OPTIONAL_PACKAGES) if versions.get(name)]
-    optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
-    if missing := [name for name in NEEDED_PACKAGES if not versions.get(name)]:
+def _packages(executable: str, versions: dict[str, str | None], python: str | None) -> Iterator[Finding]:
+    """The packages of the Python that trains; `python` is the one asked for."""
+    missing, optional = ([name for name in names if not versions.get(name)] for names in _PACKAGES)
+    if missing:
         packages = '"trainfast-tui[train]"' if python is None else " ".join(missing)
-        yield Finding(
-            "training stack",
-            "fail",
-            f"no {', '.join(missing)}; runs cannot be started with this Python",
-            f"{executable} -m pip install {packages}; or train with another Python: --python PATH",
-        )
+        finding = f"no {', '.join(missing)}; runs cannot be started with this Python"
+        cure = f"{executable} -m pip install {packages}; or train with another Python: --python PATH"
+        yield Finding("training stack", "fail", finding, cure)
         return
+    installed = [f"{name} {versions[name]}" for names in _PACKAGES for name in names if versions.get(name)]
     yield Finding("training stack", "ok", ", ".join(installed))
     if optional:
-        yield Finding(
-            "optional packages",
-            "ok" if optional == ["datasets"] else "warn",
-            f"no {', '.join(optional)}: the knobs and data that need them are refused",
-            f"{executable} -m pip install {' '.join(optional)}",
-        )
+        finding = f"no {', '.join(optional)}: the knobs and data that need them are refused"
+        cure = f"{executable} -m pip install {' '.join(optional)}"
+        yield Finding("optional packages", "ok" if optional == ["datasets"] else "warn", finding, cure)
 
 
 def _home(home: Home) -> Iterator[Finding]:
@@ -129,25 +121,16 @@ def _home(home: Home) -> Iterator[Finding]:
         yield Finding("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free
-    yield _judged(
-        "run directory",
-        free >= ENOUGH_HOME_BYTES,
-        f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
-        "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
-    )
+    finding = f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}"
+    cure = "free some space, or delete old runs: trainfast-tui runs prune --keep 20"
+    yield _judged("run directory", free >= ENOUGH_HOME_BYTES, finding, cure)
     cache = cache_directory()
-    try:
+    with suppress(OSError):
         make_private(cache)
-        writable = os.access(cache, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        yield Finding(
-            "cache",
-            "warn",
-            f"{cache} cannot be written: text is tokenized again for every run",
-            "set XDG_CACHE_HOME to a directory you can write",
-        )
+        if os.access(cache, os.W_OK):
+            return
+    finding = f"{cache} cannot be written: text is tokenized again for every run"
+    yield Finding("cache", "warn", finding, "set XDG_CACHE_HOME to a directory you can write")
 
 
 def _memory() -> Finding:
@@ -155,12 +138,9 @@ def _memory() -> Finding:
     limit, group = tightest_group_limit()
     if limit is None:
         return Finding("memory limit", "ok", "no control group limits this session's memory")
-    return _judged(
-        "memory limit",
-        limit >= ENOUGH_MEMORY_BYTES,
-        f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
-        "raise the container's limit, or set memory_limit below it",
-    )
+    finding = f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory"
+    cure = "raise the container's limit, or set memory_limit below it"
+    return _judged("memory limit", limit >= ENOUGH_MEMORY_BYTES, finding, cure)
 
 
 def _standby() -> Finding:
@@ -171,29 +151,18 @@ def _standby() -> Finding:
         if "trainfast_runner.running.supervisor" in (words := process.info["cmdline"] or []) and "--standby" in words
     ]
     held = f"; waiting now: process {', '.join(pids)}" if pids else ""
-    return _judged(
-        "standby",
-        read_host_free_bytes() >= STANDBY_NEEDS_BYTES,
-        f"the app and searches keep one training process with its imports done, of about 0.7 GiB{held}",
-        f"free memory: below {gibibytes(STANDBY_NEEDS_BYTES)} available none is kept, and runs start cold",
-    )
+    finding = f"the app and searches keep one training process with its imports done, of about 0.7 GiB{held}"
+    cure = f"free memory: below {gibibytes(STANDBY_NEEDS_BYTES)} available none is kept, and runs start cold"
+    return _judged("standby", read_host_free_bytes() >= STANDBY_NEEDS_BYTES, finding, cure)
 
 
 def _compiler(executable: str) -> Iterator[Finding]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
+    install_gcc = "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc"
+    ninja = shutil.which("ninja", path=search_path(executable))
     for name, path, refused, cure in (
-        (
-            "C++ compiler",
-            compiler(executable),
-            "compile on the CPU and offload_path are refused",
-            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
-        ),
-        (
-            "ninja",
-            shutil.which("ninja", path=search_path(executable)),
-            "offload_path is refused",
-            f"{executable} -m pip install ninja",
-        ),
+        ("C++ compiler", compiler(executable), "compile on the CPU and offload_path are refused", install_gcc),
+        ("ninja", ninja, "offload_path is refused", f"{executable} -m pip install ninja"),
     ):
         consequence = f"none found: {refused}; zero*-offload steps with torch's AdamW"
         yield _judged(name, path is not None, path or consequence, cure)
@@ -222,14 +191,13 @@ def _logout() -> Finding:
         return Finding("logout", "ok", "runs go on when this session ends")
     # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
     lingers = Path("/var/lib/systemd/linger", user).exists()
-    lingering = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
-    return Finding(
-        "logout",
-        "warn",
-        f"logind has KillUserProcesses=yes: runs end when you log out ({lingering})",
+    lingering = "on, but only for what systemd-run --user starts" if lingers else "off"
+    cure = (
         f"sudo loginctl enable-linger {user}, then systemd-run --user --scope trainfast-tui; or set"
-        " KillUserProcesses=no in /etc/systemd/logind.conf",
+        " KillUserProcesses=no in /etc/systemd/logind.conf"
     )
+    ends = f"logind has KillUserProcesses=yes: runs end when you log out (lingering is {lingering})"
+    return Finding("logout", "warn", ends, cure)
 
 
 def ends_at_logout(user: str) -> bool:
@@ -262,12 +230,8 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield _judged("terminal", is_well, f"{term}, {colours}, {columns}x{lines}", cure)
     encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
     if encoding != "utf8":
-        yield Finding(
-            "locale",
-            "warn",
-            f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
-            "export LANG=C.UTF-8, or start the app with --ascii",
-        )
+        finding = f"this terminal's encoding is {encoding}: charts cannot be drawn in braille"
+        yield Finding("locale", "warn", finding, "export LANG=C.UTF-8, or start the app with --ascii")
 
 
 def gpu_findings(
@@ -286,22 +250,18 @@ def gpu_findings(
         trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
         yield Finding("GPU", state, f"none: {failure.reason}. {trains}", failure.cure)
     for gpu in tick.devices:
+        name = f"GPU {gpu.index}"
         if gpu.error:
-            yield Finding(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
-        else:
-            memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
-            yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name or 'a GPU whose name cannot be read'}{memory}")
-            for defect in defects(gpu):
-                yield Finding(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
+            yield Finding(name, "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+            continue
+        memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
+        yield Finding(name, "ok", f"{gpu.name or 'a GPU whose name cannot be read'}{memory}")
+        yield from (Finding(name, "warn", defect.finding, defect.cure) for defect in defects(gpu))
     torch = versions.get("torch")
     is_cpu_build = versions.get(CUDA_BUILD) is None and versions.get(HIP_BUILD) is None
     if tick.devices and torch is not None and is_cpu_build:
-        yield Finding(
-            "GPU and torch",
-            "warn",
-            f"torch {torch} is a build for the CPU: it will not use the GPUs",
-            "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
-        )
+        cure = "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver"
+        yield Finding("GPU and torch", "warn", f"torch {torch} is a build for the CPU: it will not use the GPUs", cure)
     if refusal is not None:
         yield Finding("devices", "fail", refusal.message, refusal.advice)
     yield from _missing_readings(tick)
@@ -309,19 +269,17 @@ def gpu_findings(
 
 def _missing_readings(tick: Tick) -> Iterator[Finding]:
     """Missing readings, grouped by the reason, so that eight GPUs make one line."""
-    by_reason: dict[str, dict[str, list[int]]] = {}
+    by_reason: dict[str, dict[str, list[str]]] = {}
     for key, reason in tick.missing.items():
         owner, _, reading = key.partition(".")
-        if not reading:
-            continue
-        gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
-        if owner.startswith("gpu"):
-            gpus.append(int(owner.removeprefix("gpu")))
-    everyone = [gpu.index for gpu in tick.devices if not gpu.error]
+        if owner.startswith("gpu") and reading:
+            by_reason.setdefault(reason, {}).setdefault(reading, []).append(owner.removeprefix("gpu"))
+        elif reading:
+            by_reason.setdefault(reason, {})[key] = []
+    everyone = [str(gpu.index) for gpu in tick.devices if not gpu.error]
     for reason, readings in by_reason.items():
         names = [
-            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
-            for name, gpus in readings.items()
+            name if gpus in ([], everyone) else f"{name} (GPU {', '.join(gpus)})" for name, gpus in readings.items()
         ]
         yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
     if tick.devices:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,12 +56,20 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """The process's fields; None when it does not exist or is hidden. Raises OSError when files cannot be opened."""
-    return _read_stat(f"{pid}/stat")
+    return _read_stat(f"/proc/{pid}/stat")
 
 
-def _read_stat(name: str) -> Stat | None:
+_MOST_BYTES = 1 << 12
+"""More than any `stat` has; the kernel gives it in one piece."""
+
+
+def _read_stat(path: str) -> Stat | None:
     try:
-        text = read_proc(name)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, _MOST_BYTES)
+        finally:
+            os.close(fd)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
@@ -141,7 +149,8 @@ def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
 
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
-    return [Identity(pid, stat.start_ticks) for pid, stat in processes_below(root_pid) if not stat.ended]
+    below = processes_below([root_pid], psutil.pids())
+    return [Identity(pid, stat.start_ticks) for pid, stat in below.items() if not stat.ended]
 
 
 def own_pids() -> set[int]:
@@ -151,41 +160,39 @@ def own_pids() -> set[int]:
 
 def unended_below(root_pid: int) -> list[UnendedProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    unended = [UnendedProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in processes_below(root_pid)]
+    below = processes_below([root_pid], psutil.pids())
+    unended = [UnendedProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in below.items()]
     return [process for process in unended if process.state != "Z"] or unended
 
 
 def _worst_state(pid: int, stat: Stat) -> str:
     """The state of the thread that keeps the process from ending: its main thread may have ended before."""
     with suppress(OSError):
-        threads = [_read_stat(f"{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
+        threads = [_read_stat(f"/proc/{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
         states = [thread.state for thread in threads if thread is not None and not thread.ended]
         return "D" if "D" in states else next(iter(states), stat.state)
     return stat.state
 
 
-def _all_processes() -> Iterator[tuple[int, Stat]]:
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
-                yield int(entry.name), stat
+def _stats(pids: Iterable[int]) -> Iterator[tuple[int, Stat]]:
+    return ((pid, stat) for pid in pids if (stat := read_stat(pid)) is not None)
 
 
-def processes_below(root_pid: int) -> list[tuple[int, Stat]]:
-    """Every process below `root_pid` by pid, those that wait to be collected among them.
+def processes_below(root_pids: Iterable[int], among: Iterable[int]) -> dict[int, Stat]:
+    """Every process of `among` below one of the roots by pid, those that wait to be collected among them.
 
     Raises OSError when files cannot be opened.
     """
     children: dict[int, list[tuple[int, Stat]]] = {}
-    for pid, stat in _all_processes():
+    for pid, stat in _stats(among):
         children.setdefault(stat.parent_pid, []).append((pid, stat))
-    found_descendants: list[tuple[int, Stat]] = []
-    parents = [root_pid]
+    below: dict[int, Stat] = {}
+    parents = [*root_pids]
     while parents:
-        for pid, stat in children.get(parents.pop(), ()):
-            parents.append(pid)
-            found_descendants.append((pid, stat))
-    return found_descendants
+        found = children.pop(parents.pop(), [])
+        parents += [pid for pid, _ in found]
+        below.update(found)
+    return below
 
 
 def session_members(leader: Identity) -> list[Identity]:
@@ -198,7 +205,7 @@ def session_members(leader: Identity) -> list[Identity]:
         return []
     return [
         Identity(pid, stat.start_ticks)
-        for pid, stat in _all_processes()
+        for pid, stat in _stats(psutil.pids())
         if stat.session == leader.pid and stat.start_ticks >= leader.start_ticks and not stat.ended
     ]
 
@@ -223,19 +230,6 @@ def collect_orphans() -> bool:
             return False
         if pid == 0:
             return True
-
-
-_MOST_BYTES = 1 << 12
-"""More than any `stat` has; the kernel gives it in one piece."""
-
-
-def read_proc(name: str) -> bytes:
-    """Return the content of `/proc/NAME`, a small file. Raises OSError."""
-    fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, _MOST_BYTES)
-    finally:
-        os.close(fd)
 
 
 KERNEL_THREADS_PARENT = 2
@@ -301,14 +295,12 @@ class ProcessList:
             self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began_s + max(SCAN_EVERY_S, (time.monotonic() - began_s) / SCAN_SHARE)
-        rows_without_gpu = dict(self._rows)
-        rows_on_gpus = []
-        for pid, held_on in devices_by_pid.items():
-            # In a container the driver's id may be that of an unrelated process here: both are listed.
-            scanned = rows_without_gpu.pop(pid, None) if self._pids_are_ours else None
-            rows_on_gpus.append(replace(scanned or ProcessRow(pid), devices=tuple(held_on)))
+        # In a container the driver's id may be that of an unrelated process here: both are listed.
+        scanned = self._rows if self._pids_are_ours else {}
+        on_gpus = [replace(scanned.get(pid) or ProcessRow(pid), devices=(*on,)) for pid, on in devices_by_pid.items()]
+        rest = (row for pid, row in self._rows.items() if not (pid in scanned and pid in devices_by_pid))
         # A driver may list thousands; those that hold most are the ones a person looks for.
-        rows = (*rows_without_gpu.values(), *rows_on_gpus)
+        rows = (*rest, *on_gpus)
         return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
 
     def _scan(self, gpu_pids: frozenset[int]) -> None:
@@ -316,9 +308,8 @@ class ProcessList:
         since_s, self._scanned_s = now_s - self._scanned_s, now_s
         cpu_s_before, self._cpu_s = self._cpu_s, {}
         self._rows = {}
-        for pid in psutil.pids():
-            stat = read_stat(pid)
-            if stat is None or stat.ended or KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
+        for pid, stat in _stats(psutil.pids()):
+            if stat.ended or KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
                 continue
             identity = Identity(pid, stat.start_ticks)
             self._cpu_s[identity] = stat.cpu_s

@@ -85,14 +85,7 @@ def memory_files(v2: str, v1: str, proc: Path = PROC_SELF) -> Iterator[Path]:
 
 def tightest_group_limit(proc: Path = PROC_SELF) -> tuple[int | None, str]:
     """Bytes of the tightest memory limit of this process's groups, and its file; None without a limit."""
-    limits: list[tuple[int, str]] = []
-    for path in _limit_files(proc):
-        with suppress(OSError):
-            value = path.read_text().strip()
-            # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
-            if value.isdecimal() and int(value) < 1 << 60:
-                limits.append((int(value), str(path)))
-    return min(limits, default=(None, ""))
+    return min(((limit, str(path)) for limit, path in _group_limits(proc)), default=(None, ""))
 
 
 def read_host_free_bytes() -> int:
@@ -107,12 +100,13 @@ def free_within_limits(free_bytes: int, proc: Path = PROC_SELF) -> int:
 
     File pages that the kernel can drop count as free.
     """
-    for path in _limit_files(proc):
-        # Without a limit, version 2 writes the word max.
+    for limit_bytes, path in _group_limits(proc):
+        used_file, field = _USED_FILES[path.name]
+        fields = (line.split() for line in _file_lines(path.with_name("memory.stat")))
         with suppress(OSError, ValueError):
-            used_file, field = _USED_FILES[path.name]
-            used_bytes = int(path.with_name(used_file).read_text()) - _stat_bytes(path.with_name("memory.stat"), field)
-            free_bytes = min(free_bytes, int(path.read_text()) - used_bytes)
+            dropped_bytes = next((int(words[1]) for words in fields if words[:1] == [field]), 0)
+            used_bytes = int(path.with_name(used_file).read_text()) - dropped_bytes
+            free_bytes = min(free_bytes, limit_bytes - used_bytes)
     return max(0, free_bytes)
 
 
@@ -127,14 +121,13 @@ def oom_kills() -> int | None:
     return None
 
 
-def _stat_bytes(path: Path, field: str) -> int:
-    """Return a field of a group's `memory.stat`; 0 if the file lacks it."""
-    lines = (line.split() for line in _file_lines(path))
-    return next((int(words[1]) for words in lines if words[:1] == [field]), 0)
-
-
-def _limit_files(proc: Path) -> Iterator[Path]:
-    return memory_files("memory.max", "memory.limit_in_bytes", proc)
+def _group_limits(proc: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the memory limits of this process's groups in bytes, each with its file."""
+    for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
+        text = "".join(_file_lines(path)).strip()
+        # No limit is the word max in version 2, in version 1 the largest multiple of the page size in 63 bits.
+        if text.isdecimal() and int(text) < 1 << 60:
+            yield int(text), path
 
 
 @functools.cache

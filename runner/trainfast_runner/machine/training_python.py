@@ -26,12 +26,9 @@ NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
 
 def model_error(error: dict[str, Any]) -> UserError:
     """The worker's error about a model that cannot be built, as a UserError."""
-    return UserError(
-        str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
-        key=error.get("key"),
-        allowed=None if error.get("nearest") else error.get("allowed") or [],
-        nearest=error.get("nearest"),
-    )
+    message = str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0]
+    near = error.get("nearest")
+    return UserError(message, key=error.get("key"), allowed=None if near else error.get("allowed") or [], nearest=near)
 
 
 def find_python(python: str | None) -> str:
@@ -43,7 +40,10 @@ def find_python(python: str | None) -> str:
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.exists():
-        raise UserError(f"there is no Python at {path}", key="python", nearest=_sibling(path))
+        near = nearest(path.name, [file.name for file in path.parent.iterdir()]) if path.parent.is_dir() else None
+        raise UserError(
+            f"there is no Python at {path}", key="python", nearest=str(path.parent / near) if near else None
+        )
     if not os.access(path, os.X_OK):
         raise UserError(f"{path} cannot be executed", key="python")
     try:
@@ -55,13 +55,10 @@ def find_python(python: str | None) -> str:
 
 def install_stamps(executable: str) -> list[str]:
     """Times of change, which differ after a package is installed or removed, or our own scripts change."""
-    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER_FOLDER.rglob("*.py"))]
-    prefix = Path(executable).parent.parent
-    roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
-    for root in dict.fromkeys(roots):
-        for folder in sorted(root.glob("lib/python3*/*-packages")):
-            stamps.append(f"{folder}:{folder.stat().st_mtime_ns}")
-    return stamps
+    path = Path(executable)
+    roots = dict.fromkeys((path.parent.parent, path.resolve().parent.parent, Path(os.path.expanduser("~/.local"))))
+    folders = [folder for root in roots for folder in sorted(root.glob("lib/python3*/*-packages"))]
+    return [f"{path}:{path.stat().st_mtime_ns}" for path in (*sorted(WORKER_FOLDER.rglob("*.py")), *folders)]
 
 
 def request_hash(executable: str, request: str, form: str, installed: list[str] | None = None) -> str:
@@ -77,31 +74,16 @@ def request_hash(executable: str, request: str, form: str, installed: list[str] 
     return hashlib.sha256("\n".join([executable, request, form, *stamps]).encode()).hexdigest()[:32]
 
 
-def _sibling(path: Path) -> str | None:
-    folder = path.parent
-    if not folder.is_dir():
-        return None
-    near = nearest(path.name, [file.name for file in folder.iterdir()])
-    return str(folder / near) if near else None
-
-
 WORKER_FOLDER = Path(__file__).parents[1] / "worker"
 PROGRAMS = WORKER_FOLDER / "programs"
 ANSWER_TIMEOUT_S = 120
 ENDED_EVERY_S = 0.01
 """Seconds between two polls for a program's end."""
-JOB_VARIABLES = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
-        *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
-    )
+JOB_VARIABLES = re.compile(
+    r"((LOCAL|GROUP|ROLE|NODE|CROSS)_)?RANK|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|(LOCAL|CROSS)_SIZE|MPI_LOCAL(RANKID|NRANKS)"
+    r"|MASTER_(ADDR|PORT)|ROLE_NAME|(PET|TORCHELASTIC|PMIX?|(OMPI|MV2)_COMM_WORLD|ACCELERATE|FSDP)_.*"
 )
-JOB_PREFIXES = (
-    *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
-    *("ACCELERATE_", "FSDP_"),
-)
-"""Beginnings of a launcher's variables: torchrun's options are PET_*, accelerate's settings ACCELERATE_* and FSDP_*."""
+"""A launcher's variables: torchrun's options are PET_*, accelerate's settings ACCELERATE_* and FSDP_*."""
 
 
 def own_environment() -> dict[str, str]:
@@ -109,11 +91,7 @@ def own_environment() -> dict[str, str]:
 
     A shell inside a torchrun, MPI or accelerate job passes them on; a training of ours would read them as its own.
     """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in JOB_VARIABLES and not name.startswith(JOB_PREFIXES)
-    }
+    return {name: value for name, value in os.environ.items() if not JOB_VARIABLES.fullmatch(name)}
 
 
 def working_directory() -> str:
@@ -145,7 +123,22 @@ def ask_worker(
     Raises UserError, which says that the Python cannot do the `task`.
     """
     path = str(PROGRAMS / program)
-    stdout, stderr = _output_of(executable, [executable, path, *arguments], environment)
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+    # Files, not pipes: a fork that outlives the program keeps a pipe open.
+    with open_temporary_file() as printed, open_temporary_file() as errors:
+        command = [executable, path, *arguments]
+        process = start_worker_program(executable, command, errors, environment, printed=printed)
+        try:
+            # Do not collect the process yet: until then no other process group gets its pid.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() >= deadline_s:
+                    raise timeout_error(executable)
+                time.sleep(ENDED_EVERY_S)
+        finally:
+            # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        stdout, stderr = whole_text(printed), whole_text(errors)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
     raise no_answer_error(executable, path, stderr, task, stdout)
@@ -175,20 +168,22 @@ def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 def start_worker_program(
     executable: str,
     command: list[str],
-    stderr: IO[bytes],
-    environment: Mapping[str, str] | None = None,
-    *,
+    errors: IO[bytes],
+    environment: Mapping[str, str] | None,
+    *pass_fds: int,
     stdin: int = subprocess.DEVNULL,
-    stdout: IO[bytes] | int = subprocess.PIPE,
-    pass_fds: tuple[int, ...] = (),
+    printed: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; `environment` replaces ours. Raises UserError if it does not start."""
+    """Start a command in a session of its own, which writes its errors, and without `printed` all, to a file.
+
+    `environment` replaces ours. Raises UserError if it does not start.
+    """
     try:
         return subprocess.Popen(
             command,
             stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            stdout=printed or errors,
+            stderr=errors,
             bufsize=0,
             pass_fds=pass_fds,
             env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
@@ -201,35 +196,13 @@ def start_worker_program(
         raise UserError(f"{executable} does not start: {reason}{limit}", key="python") from None
 
 
-def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
-    """The command's stdout and stderr, once it has ended."""
-    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-    # Files, not pipes: a fork that outlives the program keeps a pipe open.
-    with open_temporary_file() as printed, open_temporary_file() as errors:
-        process = start_worker_program(executable, command, errors, environment, stdout=printed)
-        try:
-            # Do not collect the process yet: until then no other process group gets its pid.
-            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if time.monotonic() >= deadline_s:
-                    raise timeout_error(executable)
-                time.sleep(ENDED_EVERY_S)
-        finally:
-            # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return whole_text(printed), whole_text(errors)
-
-
 def open_temporary_file() -> IO[bytes]:
     """An empty file that is gone once it is closed. Raises UserError where the temporary folder takes none."""
     try:
         return TemporaryFile()
     except OSError as error:
-        raise UserError(
-            f"a temporary file cannot be made: {error.strerror}",
-            key="TMPDIR",
-            advice="freeing some space, or TMPDIR set to another folder",
-        ) from None
+        advice = "freeing some space, or TMPDIR set to another folder"
+        raise UserError(f"a temporary file cannot be made: {error.strerror}", key="TMPDIR", advice=advice) from None
 
 
 def whole_text(file: IO[bytes]) -> str:

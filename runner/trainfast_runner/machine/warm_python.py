@@ -1,4 +1,4 @@
-"""The one warm Python of this program: a process of the training Python that answers questions and may become a run.
+"""The warm Pythons of this program: processes of the training Python that answer questions and may become a run.
 
 `WarmPython` is such a process, and the worker's standby.py its other half. `WARM` holds those of this program: the
 standby, made by `keep` as the child of a supervisor that waits with it, and a process that only answers, made when a
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class StandbyKey:
 
     python: str
     device: str
-    """`cpu` or `cuda`."""
+    """`cpu` or `cuda`; empty for a process that only answers."""
     ranks: int
     """Processes under torchrun; 0 for one process alone."""
     variables: tuple[tuple[str, str], ...]
@@ -69,19 +69,16 @@ class StandbyKey:
 
 
 class WarmPython:
-    """One process that answers; a standby if it has a `key`. Safe for several threads."""
+    """One process that answers; a standby if its key has a device. Safe for several threads."""
 
     def __init__(
-        self,
-        executable: str,
-        command: Callable[[int], list[str]],
-        environment: Mapping[str, str],
-        key: StandbyKey | None = None,
+        self, key: StandbyKey, words: Sequence[str], order: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
-        """Start the `command` for the descriptor of the questions' socket. Raises UserError if it does not start."""
-        self.executable, self.key = executable, key
+        """Start the command of these words with the order of the worker's standby.py. Raises UserError."""
+        self.key, self.is_taken = key, False
+        self.is_imported = self._is_standby = bool(key.device)
+        """True if an answer that needs the training stack would begin at once."""
         self._lock = threading.Lock()
-        self._imported = self.is_taken = False
         self._batch = self._finished_batch = 0
         """The numbers of the newest batch, and of the newest one that is over."""
         self._partial_line, self._unsent = b"", b""
@@ -89,14 +86,10 @@ class WarmPython:
         self._questions, asked = socket.socketpair()
         self._go, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with asked, waiting:
+            order = {**order, "questions": None if key.ranks else asked.fileno()}
+            command, fd = [*words, json.dumps(order)], asked.fileno()
             self._process = training_python.start_worker_program(
-                executable,
-                command(asked.fileno()),
-                self._errors,
-                environment,
-                stdin=waiting.fileno(),
-                stdout=self._errors,
-                pass_fds=(asked.fileno(),),
+                key.python, command, self._errors, environment, fd, stdin=waiting.fileno()
             )
         self._questions.setblocking(False)
 
@@ -110,10 +103,6 @@ class WarmPython:
         """True while it answers nothing."""
         return not self._lock.locked()
 
-    def is_imported(self) -> bool:
-        """True if an answer that needs the training stack would begin at once."""
-        return self._imported or self.key is not None
-
     def ask_each(
         self,
         requests: Sequence[Mapping[str, Any]],
@@ -124,7 +113,8 @@ class WarmPython:
         """Yield the answer to each request of the worker's standby.py, as soon as it arrives.
 
         A process that imports for them first yields `{"imported": true}`. Closing the iterator or setting `cancelled`
-        ends the answers, not the process. Raises UserError when an answer fails to come, ProgramCancelled.
+        ends the answers, not the process; a standby that becomes a run gives no more. Raises UserError when an answer
+        fails to come, ProgramCancelled.
         """
         while not self._lock.acquire(timeout=POLL_S):
             if cancelled.is_set():
@@ -139,11 +129,11 @@ class WarmPython:
                 answers = [line for line in lines or () if "imported" in line or line.get("batch") == self._batch]
                 if not answers and (lines is None or self._finished_batch == self._batch):
                     if self.is_taken:
-                        raise StandbyTaken
+                        return
                     if lines is None:
                         self._process.wait()
                     raise training_python.no_answer_error(
-                        self.executable, str(BOOTSTRAP), training_python.whole_text(self._errors), task
+                        self.key.python, str(BOOTSTRAP), training_python.whole_text(self._errors), task
                     )
                 for answer in answers:
                     unanswered -= "request" in answer
@@ -152,7 +142,7 @@ class WarmPython:
                 if unanswered and cancelled.is_set():
                     raise ProgramCancelled
                 if unanswered and time.monotonic() > deadline_s:
-                    raise training_python.timeout_error(self.executable)
+                    raise training_python.timeout_error(self.key.python)
         finally:
             if unanswered:
                 self._cancel()
@@ -174,10 +164,9 @@ class WarmPython:
             self._go.close()
             self._questions.close()
         try:
-            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported() else 0.0)
+            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported else 0.0)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill()
             self._process.wait()
         if is_idle:
             self._errors.close()
@@ -187,14 +176,17 @@ class WarmPython:
         """End the batch's answers; a running import only ends with the process, and a standby's goes on."""
         deadline_s = time.monotonic() + CANCELLED_WITHIN_S
         self._send({"cancel": self._batch})
-        if self.key is not None and not self.is_taken:
+        if self._is_standby and not self.is_taken:
             self._new_lines()
-        while self.key is None and self.is_alive and self._finished_batch != self._batch:
-            if not self._imported or time.monotonic() > deadline_s:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        while not self._is_standby and self.is_alive and self._finished_batch != self._batch:
+            if not self.is_imported or time.monotonic() > deadline_s:
+                self._kill()
                 return
             self._new_lines()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, order: Mapping[str, Any]) -> None:
         """Add a line to those that `_new_lines` sends."""
@@ -212,21 +204,16 @@ class WarmPython:
                 self._unsent = self._unsent[questions.send(self._unsent) :]
         if not readable:
             return []
-        try:
+        chunk = b""
+        with suppress(ConnectionResetError):
             chunk = questions.recv(CHUNK_BYTES)
-        except ConnectionResetError:
-            return None
         if not chunk:
             return None
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         answers = list(training_python.json_objects(lines))
-        self._imported = self._imported or {"imported": True} in answers
+        self.is_imported = self.is_imported or {"imported": True} in answers
         self._finished_batch = next((line["done"] for line in answers if "done" in line), self._finished_batch)
         return answers
-
-
-class StandbyTaken(Exception):
-    """Raised for the answers of a standby that has become a run."""
 
 
 STANDBY_NEEDS_BYTES = 4 << 30
@@ -240,14 +227,12 @@ class WarmPythons:
         self._lock = threading.Lock()
         self._standby: WarmPython | None = None
         self._asked: WarmPython | None = None
-        self._asked_for: tuple[object, ...] = ()
-        """The Python, environment and packages of the process that only answers."""
 
     def is_warm(self, executable: str) -> bool:
         """True if an answer of this Python would begin at once."""
         asked = self._asked
-        is_asked_warm = asked is not None and asked.executable == executable and asked.is_alive and asked.is_imported()
-        return is_asked_warm or self._standby_that_answers(executable) is not None
+        is_ready = asked is not None and asked.key.python == executable and asked.is_alive and asked.is_imported
+        return is_ready or self._standby_that_answers(executable) is not None
 
     def ask_each(
         self,
@@ -263,10 +248,10 @@ class WarmPythons:
         devices = {name: environment.get(name) for name in DEVICE_VARIABLES}
         answered: set[int] = set()
         if (standby := self._standby_that_answers(executable)) is not None:
-            with suppress(StandbyTaken):
-                for answer in standby.ask_each(requests, cancelled, devices):
-                    answered |= {answer["request"]} if "request" in answer else set()
-                    yield answer
+            for answer in standby.ask_each(requests, cancelled, devices, task):
+                answered |= {answer["request"]} if "request" in answer else set()
+                yield answer
+            if len(answered) == len(requests):
                 return
         variables = {name: value for name, value in environment.items() if name not in DEVICE_VARIABLES}
         for answer in self._answering(executable, variables).ask_each(requests, cancelled, devices, task):
@@ -281,7 +266,7 @@ class WarmPythons:
     @property
     def wait_policy(self) -> str | None:
         """The wait policy of the standby's threads; None without a standby."""
-        return wait_policy(dict(self._standby.key.variables)) if self._standby and self._standby.key else None
+        return None if self._standby is None else wait_policy(dict(self._standby.key.variables))
 
     def keep(self, key: StandbyKey, order: Mapping[str, Any]) -> None:
         """Make the standby of this key, in place of one with another; `order` is that of the supervisor.
@@ -289,19 +274,16 @@ class WarmPythons:
         Makes none where memory is short. Raises UserError if it does not start.
         """
         with self._lock:
-            if self._standby is not None:
-                if self._standby.is_alive and self._standby.key == key:
+            if (standby := self._standby) is not None:
+                if standby.is_alive and standby.key == key:
                     return
-                self._end_standby()
+                self._standby = None
+                standby.end()
             if read_host_free_bytes() < STANDBY_NEEDS_BYTES:
                 return
             self._end_asked()
-
-            def command(questions: int) -> list[str]:
-                module = ("-P", "-m", "trainfast_runner.running.supervisor", "--standby")
-                return [sys.executable, *module, json.dumps({**order, "questions": None if key.ranks else questions})]
-
-            self._standby = WarmPython(key.python, command, os.environ, key)
+            words = (sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", "--standby")
+            self._standby = WarmPython(key, words, order, os.environ)
 
     def take(self, wanted: StandbyKey | None) -> tuple[WarmPython | None, str]:
         """Return the standby for a run with this key, or None with the reason, which is empty where none was kept.
@@ -311,32 +293,26 @@ class WarmPythons:
         with self._lock:
             standby, self._standby = self._standby, None
             self._end_asked()
-            if standby is None or standby.key is None:
+            if standby is None:
                 return None, ""
-            reason = "the standby died" if not standby.is_alive else wanted and standby.key.difference(wanted)
+            reason = "the standby died" if not standby.is_alive else standby.key.difference(wanted) if wanted else ""
             if wanted is not None and not reason:
                 return standby, ""
             standby.end()
-            return None, reason or ""
+            return None, reason
 
     def close(self) -> None:
         """End all. The next question starts a new process."""
+        self.take(None)
         with self._lock:
-            self._end_standby()
             self._end_asked(CANCELLED_WITHIN_S)
 
     def _standby_that_answers(self, executable: str) -> WarmPython | None:
         """Return the standby if it is of this Python as it is now, and one process alone."""
         standby = self._standby
-        key = standby.key if standby is not None and standby.is_alive else None
-        if key is None or key.python != executable or key.ranks:
+        if standby is None or not standby.is_alive or standby.key.python != executable or standby.key.ranks:
             return None
-        return standby if key.packages == tuple(training_python.install_stamps(executable)) else None
-
-    def _end_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.end()
-            self._standby = None
+        return standby if standby.key.packages == tuple(training_python.install_stamps(executable)) else None
 
     def _end_asked(self, within_s: float | None = None) -> None:
         """End the process that only answers; one that answers now stays, but for `within_s` seconds at most."""
@@ -346,17 +322,13 @@ class WarmPythons:
 
     def _answering(self, executable: str, variables: Mapping[str, str]) -> WarmPython:
         """Return the process that only answers, made anew for other variables or packages."""
-        made_for = (executable, variables, training_python.install_stamps(executable))
+        installed = tuple(training_python.install_stamps(executable))
+        key = StandbyKey(executable, "", 0, tuple(sorted(variables.items())), installed)
         with self._lock:
-            if self._asked is None or not self._asked.is_alive or self._asked_for != made_for:
+            if self._asked is None or not self._asked.is_alive or self._asked.key != key:
                 self._end_asked()
-
-                def command(questions: int) -> list[str]:
-                    order = json.dumps({"imports": None, "questions": questions})
-                    # An option would have `ls` tell of it alone, and not that it is no Python.
-                    return [executable, str(BOOTSTRAP), "standby", order]
-
-                self._asked, self._asked_for = WarmPython(executable, command, variables), made_for
+                # An option would have `ls` tell of it alone, and not that it is no Python.
+                self._asked = WarmPython(key, (executable, str(BOOTSTRAP), "standby"), {"imports": None}, variables)
             return self._asked
 
 
@@ -364,7 +336,7 @@ WARM = WarmPythons()
 """Those of this program."""
 
 
-INSPECTION_FORMAT = "2"
+INSPECTION_FORMAT = "3"
 """Format of the cached inspections."""
 
 
@@ -392,48 +364,29 @@ def inspect(
     imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
     """
     executable = training_python.find_python(python)
-    request = {
-        "part": "inspect",
-        "model": model,
-        "objective": training_objective,
-        "count": count,
-        "attention": attention,
-    }
+    asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
+    request = {"part": "inspect", **asked}
     name = training_python.request_hash(executable, json.dumps(request, sort_keys=True), INSPECTION_FORMAT)
     cache_file = cache_directory() / "inspected" / f"{name}.json"
-    cached = read_cached(cache_file, dict[str, Any])
-    answer = cached or WARM.ask(executable, request)
-    if cached is None and "error" not in answer:
-        write_cached(cache_file, answer)
-    versions = answer.get("versions") or {}
-    missing = [name for name in training_python.NEEDED_PACKAGES if name in versions and versions[name] is None]
+    error, inspection = None, read_cached(cache_file, Inspection)
+    if inspection is None:
+        answer = WARM.ask(executable, request)
+        error, inspection = answer.get("error"), msgspec.convert({**answer, "executable": executable}, Inspection)
+        if not error:
+            write_cached(cache_file, inspection)
+    missing = [name for name in training_python.NEEDED_PACKAGES if inspection.versions.get(name, "") is None]
     if missing:
-        raise UserError(
-            f"{executable} has no {', '.join(missing)}; install with: {executable} -m pip install {' '.join(missing)}",
-            key="python",
-        )
-    if answer.get("error"):
-        raise training_python.model_error(answer["error"])
-    try:
-        return msgspec.convert({**answer, "executable": executable}, Inspection)
-    except msgspec.ValidationError:
-        if cached is None:
-            raise
-        cache_file.unlink(missing_ok=True)  # it is damaged
-        return inspect(python, model, training_objective, count=count, attention=attention)
+        install = f"{executable} -m pip install {' '.join(missing)}"
+        raise UserError(f"{executable} has no {', '.join(missing)}; install with: {install}", key="python")
+    if error:
+        raise training_python.model_error(error)
+    return inspection
 
 
 def packages(executable: str, task: str = "report its torch") -> dict[str, Any]:
     """`python` and `versions` of a Python. Raises UserError, about the `task`, for what is not a Python."""
-    return WARM.ask(executable, _inspection({}, ""), task)
-
-
-def _inspection(
-    model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
-) -> dict[str, Any]:
-    """Return a request for an inspection, with the arguments of the worker's model/inspection.py."""
-    asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
-    return {"part": "inspect", **asked}
+    request = {"part": "inspect", "model": {}, "objective": "", "count": False, "attention": False}
+    return WARM.ask(executable, request, task)
 
 
 def torch_build(executable: str) -> dict[str, str | None]:

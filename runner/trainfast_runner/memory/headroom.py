@@ -16,7 +16,6 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.timeline import FP32_BYTES
@@ -28,7 +27,7 @@ from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name,
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, from_preset, published_for, resolve, spec_of_record, strategy_of
-from trainfast_runner.units import largest_fitting, mebibytes
+from trainfast_runner.units import asks_for_cpu, largest_fitting, mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices_knob import gpu_indexes
 from trainfast_runner.memory.timeline import FP32_BYTES, NO_BYTES, Moment, RankBytes, Segment, WholeModel, add
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
+from trainfast_runner.units import gpu_indexes
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 

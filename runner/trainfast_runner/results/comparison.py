@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.run_directory import state_text
@@ -21,6 +20,7 @@ from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, drift_text, student_95
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import CPU, cpu_processes
 from trainfast_runner.worker.shared.words import PROBE, STEP_PHASES
 
 TEMPERATURE_APART_C = 10.0

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result, RunConditions
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.distributions import drift_text, is_cooling_down
-from trainfast_runner.units import counted, gpus_text
+from trainfast_runner.units import CPU, counted, gpus_text
 
 THROTTLED_SHARE = 0.0005
 """Least share of the measured time that is shown: a smaller one would read 0.0 %."""

@@ -20,7 +20,6 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.calibration import read_ceiling
 from trainfast_runner.machine.cpu import choose_policy, cpu_has_fp16, fixed_policy, script_policy, thread_count
 from trainfast_runner.machine.devices import sample_gpus
-from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.processes import boot_id, identify, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -35,6 +34,7 @@ from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.planning import RunPlan, busy_with, refuse_busy
 from trainfast_runner.running.script_plan import RUN_VARIABLE
 from trainfast_runner.settings.spec import strategy_of
+from trainfast_runner.units import CPU
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 
 HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 10.0

@@ -12,7 +12,6 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, warm_python
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
-from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.planning import RunPlan, plan_on, plan_run
@@ -23,6 +22,7 @@ from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAM
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.units import asks_for_cpu
 
 
 def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import (
@@ -37,7 +36,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec, strategy_of
-from trainfast_runner.units import gibibytes
+from trainfast_runner.units import CPU, asks_for_cpu, gibibytes
 from trainfast_runner.worker.catalog import allows_warm_trials
 from trainfast_runner.worker.shared.host import make_private
 

@@ -17,7 +17,6 @@ from typing import Any
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Machine
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked, cpu_processes
 from trainfast_runner.machine.training_python import has_libaio, missing_tool, search_path
 from trainfast_runner.records.json_lines import owner_of
 from trainfast_runner.records.tick import is_instance
@@ -33,7 +32,7 @@ from trainfast_runner.settings.knob_values import (
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, offload_folder
-from trainfast_runner.units import mebibytes
+from trainfast_runner.units import CPU, asks_for_cpu, count_asked, cpu_processes, mebibytes
 from trainfast_runner.worker import catalog
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes
 from trainfast_runner.worker.shared.words import SMALLEST_VOCAB, longest_seq_len, positions_needed

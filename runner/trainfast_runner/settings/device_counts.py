@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from trainfast_runner.machine.devices import Gpus, Machine
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue, KnobValues, whole_number
 from trainfast_runner.settings.spec import RunSpec, strategy_or_single
+from trainfast_runner.units import CPU, asks_for_cpu, count_asked
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.devices_knob import CPU, cpu_processes, gpu_indexes
+from trainfast_runner.units import CPU, cpu_processes, gpu_indexes
 
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text"}
 KnobValue = int | float | str | None

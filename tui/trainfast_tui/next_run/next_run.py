@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.records.run_file import RecordedSpec, RunFile
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, Way, reach_of
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, with_setting
+from trainfast_runner.units import CPU, asks_for_cpu
 from trainfast_tui.text.keys import SCRIPT_KEY
 from trainfast_tui.text.next_run_words import typed_overrides
 

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.units import chance_text, counted
+from trainfast_runner.units import CPU, chance_text, counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, figure_headings, pair_lines, table
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of

@@ -5,7 +5,6 @@ The codes are `nvmlReturn_t` of nvml.h. A binding may lack functions; each missi
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -144,11 +143,8 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
             return NO_DEVICE_NODES
         if control.exists() and not os.access(control, os.R_OK | os.W_OK):
             return NO_ACCESS
-    unnamed = NvmlFailure(
-        f"NVML does not start: {_coded(text, code)}",
-        "See whether `nvidia-smi` works; if not, reboot, or install the driver again",
-    )
-    return _OPENING_FAILURES.get(code, unnamed)
+    cure = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
+    return _OPENING_FAILURES.get(code) or NvmlFailure(f"NVML does not start: {_coded(text, code)}", cure)
 
 
 def comes_from_a_driver(sentence: str) -> bool:
@@ -157,8 +153,7 @@ def comes_from_a_driver(sentence: str) -> bool:
     Decided from the sentence, because a tick and its record have no more.
     """
     absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICE_NODES, NO_BINDING)
-    sentences = (NO_DEVICES, *(failure.sentence for failure in absent))
-    return sentence not in sentences
+    return sentence not in (NO_DEVICES, *(failure.sentence for failure in absent))
 
 
 def device_failure(code: int, text: str) -> str:
@@ -187,23 +182,19 @@ def _coded(text: str, code: int) -> str:
 
 def slow_call_sentence(seconds: float, subject: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
-    waited = f"{subject} has not answered for {f'{seconds:.0f}' if seconds >= 1 else f'{seconds:.1f}'} s"
+    waited = f"{subject} has not answered for {seconds:.{0 if seconds >= 1 else 1}f} s"
     if seconds < HANGS_AFTER_S:
         return f"{waited}: the NVIDIA driver is slow with it; it is asked again"
-    return (
-        f"{waited}: a call into the NVIDIA driver does not come back."
-        " Look for Xid errors in `dmesg`; a reboot usually helps"
-    )
+    cure = "Look for Xid errors in `dmesg`; a reboot usually helps"
+    return f"{waited}: a call into the NVIDIA driver does not come back. {cure}"
 
 
 def opening_failure(seconds: float) -> NvmlFailure:
     """The failure while a driver is being opened."""
     if seconds > HANGS_AFTER_S:
         return NvmlFailure(slow_call_sentence(seconds))
-    return NvmlFailure(
-        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
-        " each GPU without persistence mode"
-    )
+    meanwhile = "the driver is being opened, which takes seconds for each GPU without persistence mode"
+    return NvmlFailure(f"NVML has not answered for {max(1, round(seconds))} s: {meanwhile}")
 
 
 def call(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -213,21 +204,16 @@ def call(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
     except NvmlError:
         raise
     except Exception as error:
-        text = _text_of(error)
+        try:
+            text = " ".join(str(error).split())
+        except Exception as unreadable:  # the text of an NVML error is the driver's
+            text = type(unreadable).__name__
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
             raise NvmlError(BINDING_LACKS, text) from error
         # Every error of the binding, and no other, has the code as its `value`.
         if isinstance(code := getattr(error, "value", None), int):
             raise NvmlError(code, text) from error
         raise NvmlError(UNREADABLE, f"the driver's answer cannot be read ({type(error).__name__}: {text})") from error
-
-
-def _text_of(error: Exception) -> str:
-    """The error's text in one line; the text of an NVML error is the driver's, which may be unreadable too."""
-    try:
-        return " ".join(str(error).split())
-    except Exception as unreadable:
-        return type(unreadable).__name__
 
 
 def load() -> ModuleType:
@@ -291,17 +277,16 @@ def driver_version(nv: ModuleType) -> str:
     return _text(nv.nvmlSystemGetDriverVersion())
 
 
-def gpu_count(nv: ModuleType) -> int:
-    """The number of GPUs that the driver lists. Raises NvmlError."""
-    return possible_count("gpu_count", lambda: nv.nvmlDeviceGetCount())
+def gpu_count(nv: ModuleType, instances_of: Any = None) -> int:
+    """The number of GPUs that the driver lists, or of the MIG slots of a GPU.
 
-
-def possible_count(name: str, ask: Callable[[], int]) -> int:
-    """A number of GPUs or MIG slots. Raises NvmlError also for an impossible one, which nobody may count through."""
-    count = call(ask)
-    if (reason := refusal(name, count)) is not None:
+    Raises NvmlError also for an impossible one, which nobody may count through.
+    """
+    slots = instances_of is not None
+    count = call(lambda: nv.nvmlDeviceGetMaxMigDeviceCount(instances_of) if slots else nv.nvmlDeviceGetCount())
+    if (reason := refusal("gpu_count", count)) is not None:
         raise NvmlError(UNREADABLE, reason)
-    return count
+    return int(count)
 
 
 IMPOSSIBLE: Final = "the driver's answer is impossible"
@@ -343,16 +328,11 @@ _MAX_PID: Final = 1 << 22
 _KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
 
 
-@functools.cache
-def _limits(name: str) -> tuple[float, float] | None:
-    return _RANGES.get(name) or _RANGES.get(name.rpartition("_")[2])
-
-
 def refusal(name: str, value: Any) -> str | None:
     """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
     if value is None:
         return None
-    if (limits := _limits(name)) is not None:
+    if limits := _RANGES.get(name) or _RANGES.get(name.rpartition("_")[2]):
         low, high = limits
         return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
     if name == "throttle_reasons" and (value & ~_KNOWN_REASONS).bit_count() > _MOST_UNKNOWN_REASONS:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -52,9 +51,6 @@ def _value(function: str, *arguments: int, divisor: int = 1) -> Ask:
     return ask
 
 
-_USED_TOTAL_FREE = attrgetter("used", "total", "free")
-
-
 def _capability(nv: ModuleType, handle: Handle) -> tuple[str]:
     return ("{}.{}".format(*nv.nvmlDeviceGetCudaComputeCapability(handle)),)
 
@@ -80,14 +76,17 @@ def _processes(function: str) -> Ask:
     return ask
 
 
+_CURRENT_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
 def _unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
     """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
-    for function in ("nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"):
-        if (bits := binding.answer_or_none(lambda name: getattr(nv, name)(handle), function)) is not None:
-            return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
-    return []
+    asks = [_value(function.replace("Current", "Supported")) for function in _CURRENT_REASONS]
+    answers = [answer for ask in asks if (answer := binding.answer_or_none(ask, nv, handle)) is not None]
+    return [reason.name for reason in throttle.REASONS if answers and not int(answers[0][0]) & reason.bit]
 
 
+_USED_TOTAL_FREE = attrgetter("used", "total", "free")
 # Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown,
 # 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory. Power is in milliwatts.
 _THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
@@ -97,18 +96,17 @@ _MEMORY = Query(
     lambda nv, gpu: _USED_TOTAL_FREE(nv.nvmlDeviceGetMemoryInfo(gpu, version=nv.nvmlMemory_v2)),
     lambda nv, gpu: _USED_TOTAL_FREE(nv.nvmlDeviceGetMemoryInfo(gpu)),
 )
-_PROCESSES = Query(
-    "processes",
-    Pace.SPARSE,
-    _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
-    _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
+_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+_PROCESSES = Query("processes", Pace.SPARSE, *map(_processes, _LISTS))
+INSTANCE_QUERIES = (
+    _MEMORY,
+    _PROCESSES,
+    Query(
+        "compute_capability",
+        Pace.ONCE,
+        lambda nv, instance: _capability(nv, nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)),
+    ),
 )
-_INSTANCES_CAPABILITY = Query(
-    "compute_capability",
-    Pace.ONCE,
-    lambda nv, instance: _capability(nv, nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)),
-)
-INSTANCE_QUERIES = (_MEMORY, _PROCESSES, _INSTANCES_CAPABILITY)
 """The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
 QUERIES = (
     _MEMORY,
@@ -120,12 +118,7 @@ QUERIES = (
     ),
     Query("temperature_c", Pace.TICK, _value("nvmlDeviceGetTemperatureV", 0), _value("nvmlDeviceGetTemperature", 0)),
     Query("sm_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 1)),
-    Query(
-        "throttle_reasons",
-        Pace.TICK,
-        _value("nvmlDeviceGetCurrentClocksEventReasons"),
-        _value("nvmlDeviceGetCurrentClocksThrottleReasons"),
-    ),
+    Query("throttle_reasons", Pace.TICK, *map(_value, _CURRENT_REASONS)),
     Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption")),
     Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
     Query("power_limit_w", Pace.SPARSE, _value("nvmlDeviceGetEnforcedPowerLimit", divisor=1000)),
@@ -161,36 +154,35 @@ UNSIGNED_LONG_LONG = 3
 
 
 class NvmlField:
-    """An entry of the batch, and the readings of `DeviceReading` it fills."""
+    """An entry of the batch, and the readings of `DeviceReading` it fills.
+
+    `numbers` are NVML_FI_* of nvml.h, the newest driver's first. `scale` is the factor from the driver's unit to ours;
+    a whole number keeps the value whole. `wraps`: the driver's counter wraps around at the end of its type.
+    """
 
     def __init__(
-        self,
-        names: str,
-        *numbers: int,
-        pace: Pace = Pace.TICK,
-        scope: int = 0,
-        scale: float = 1,
-        wraps: bool = False,
-        ullong: bool = False,
+        self, names: str, *numbers: int, sparse: bool = False, scope: int = 0, scale: float = 1, wraps: bool = False
     ) -> None:
-        """`numbers` are NVML_FI_* of nvml.h, the newest driver's first. `scale` is the factor from the driver's unit to
-        ours; a whole number keeps the value whole. `wraps`: the driver's counter wraps around at the end of its type.
-        `ullong`: only an unsigned long long is valid."""
         self.names, self.numbers = names.split(), numbers
-        self.pace, self.scope, self.scale, self.wraps, self.ullong = pace, scope, scale, wraps, ullong
+        self.sparse, self.scope, self.scale, self.wraps = sparse, scope, scale, wraps
+
+    def bits(self, kind: int) -> int | None:
+        """The width of a value of this type; None for an invalid type, as any but the widest of a counter of time."""
+        is_valid = kind == UNSIGNED_LONG_LONG or not self.names[0].endswith("_ns")
+        return _BITS_BY_TYPE.get(kind) if is_valid else None
 
 
-_FIRST_CAUSE = NvmlField("sw_thermal_slowdown_ns", 269, 251, ullong=True)
+_FIRST_CAUSE = NvmlField("sw_thermal_slowdown_ns", 269, 251)
 """The first of the three counters of single causes, whose numbers follow one another: from 269 since R580, from 251 in
 R575. In R570 and since R580 the numbers 251 to 253 are settings of power smoothing, which answer with success and 32
 bits."""
 FIELDS = (
-    NvmlField("power_violation_ns", 74, ullong=True),
-    NvmlField("thermal_violation_ns", 75, ullong=True),
-    NvmlField("sync_boost_violation_ns", 76, ullong=True),
+    NvmlField("power_violation_ns", 74),
+    NvmlField("thermal_violation_ns", 75),
+    NvmlField("sync_boost_violation_ns", 76),
     _FIRST_CAUSE,
-    NvmlField("hw_thermal_slowdown_ns", 270, 252, ullong=True),
-    NvmlField("hw_power_brake_ns", 271, 253, ullong=True),
+    NvmlField("hw_thermal_slowdown_ns", 270, 252),
+    NvmlField("hw_power_brake_ns", 271, 253),
     NvmlField("memory_temperature_c", 82),
     NvmlField("energy_mj", 83),
     NvmlField("nvlink_tx_bytes", 138, scope=ALL_LINKS, scale=1024),
@@ -200,25 +192,21 @@ FIELDS = (
     NvmlField("power_instant_w", 186, scale=0.001),
     NvmlField("pcie_tx_bytes", 197, wraps=True),
     NvmlField("pcie_rx_bytes", 198, wraps=True),
-    NvmlField("ecc_corrected_errors", 3, pace=Pace.SPARSE),
-    NvmlField("ecc_uncorrected_errors", 4, pace=Pace.SPARSE),
-    NvmlField("remapped_rows_corrected", 142, pace=Pace.SPARSE),
-    NvmlField("remapped_rows_uncorrected", 143, pace=Pace.SPARSE),
-    NvmlField("remapped_rows_pending", 144, pace=Pace.SPARSE),
-    NvmlField("remapped_rows_failed", 145, pace=Pace.SPARSE),
+    NvmlField("ecc_corrected_errors", 3, sparse=True),
+    NvmlField("ecc_uncorrected_errors", 4, sparse=True),
+    NvmlField("remapped_rows_corrected", 142, sparse=True),
+    NvmlField("remapped_rows_uncorrected", 143, sparse=True),
+    NvmlField("remapped_rows_pending", 144, sparse=True),
+    NvmlField("remapped_rows_failed", 145, sparse=True),
 )
 _READINGS = {name for source in (*QUERIES, *FIELDS) for name in source.names}
-
-Entry = tuple[int, int, int]
-"""The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
-
 
 Asked = list[tuple[NvmlField, int]]
 """Fields, each with the number to ask for."""
 
 
-def _ask_fields(nv: ModuleType, handle: Handle, asked: Asked) -> list[Entry]:
-    """The driver's answers, in order."""
+def _ask_fields(nv: ModuleType, handle: Handle, asked: Asked) -> list[tuple[int, int, int]]:
+    """The driver's answers, in order: the type of the value, NVML's code, the value's bits."""
     answers = nv.nvmlDeviceGetFieldValues(handle, [(number, field.scope) for field, number in asked])
     return [(answer.valueType, answer.nvmlReturn, answer.value.ullVal) for answer in answers]
 
@@ -243,14 +231,6 @@ class Unwrapped:
         return self._total
 
 
-def _is_usable(field: NvmlField, entry: Entry) -> bool:
-    """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
-    kind, code, _ = entry
-    if code != 0:
-        return code not in binding.LASTING
-    return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS_BY_TYPE
-
-
 def _field_failure(error: NvmlError, number: int = 0) -> str:
     """The reason that a field holds no value. Raises the error when the GPU or the library is gone."""
     if error.value == 0:
@@ -263,8 +243,7 @@ class Device:
     """A GPU, or a MIG instance. Not safe to share between threads; fatal NVML errors pass through."""
 
     def __init__(self, index: int, uuid: str | None) -> None:
-        self.index = index
-        self.uuid = uuid
+        self.index, self.uuid = index, uuid
         self.name: str | None = None
         self.uuid_failure: str | None = None
         """The reason that a GPU which answers has no UUID; None if it has."""
@@ -321,10 +300,6 @@ class Device:
             raise error
         self.fail(binding.device_failure(error.value, str(error)), lost=error.value in binding.DEVICE_FAILURES)
 
-    def failed_reading(self, sentence: str) -> DeviceReading:
-        """The reading of a GPU that does not answer: its identity and the error."""
-        return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, error=sentence)
-
     def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, Reasons]:
         """The reading at `t_ns`, with `sparse` its slow parts too, and the reasons of the missing parts by field."""
         values, failures = self._read_fields(nv, sparse=sparse)
@@ -355,37 +330,35 @@ class Device:
         failures = failures | drop_impossible(values)
         self._values |= values
         self._values.update(dict.fromkeys(failures.keys() & _READINGS))
-        if self.reasons:
-            if "processes" in values:
-                self.reasons.pop("processes.pid", None)
-            for name in self.reasons.keys() & values.keys():
-                del self.reasons[name]
+        for name in self.reasons.keys() & {*values, *(["processes.pid"] if "processes" in values else [])}:
+            del self.reasons[name]
         self.reasons |= failures
 
     def _probe_fields(self, nv: ModuleType) -> None:
         """Ask for all fields, to know those that the GPU answers."""
         numbers: dict[NvmlField, int] = {}
+        everything = [(field, number) for field in FIELDS for number in field.numbers]
         try:
-            everything = [(field, number) for field in FIELDS for number in field.numbers]
-            for (field, number), entry in zip(everything, call(_ask_fields, nv, self.handle, everything), strict=True):
-                if field not in numbers and _is_usable(field, entry):
-                    numbers[field] = number
-                elif field not in numbers:
-                    reason = _field_failure(NvmlError(entry[1]), number)
-                    self.reasons |= {name: self.reasons.get(name, reason) for name in field.names}
+            entries = call(_ask_fields, nv, self.handle, everything)
         except NvmlError as error:
-            names = [name for field in FIELDS for name in field.names]
-            self.reasons |= dict.fromkeys(names, _field_failure(error))
-        for field in numbers:
-            for name in field.names:
-                self.reasons.pop(name, None)
+            self.reasons |= {name: _field_failure(error) for field in FIELDS for name in field.names}
+            everything, entries = [], []
+        for (field, number), (kind, code, _) in zip(everything, entries, strict=True):
+            # The call succeeds even for unknown fields; a passing failure is a field's too.
+            if field.bits(kind) is not None if code == 0 else code not in binding.LASTING:
+                numbers.setdefault(field, number)
+            else:
+                reason = _field_failure(NvmlError(code), number)
+                self.reasons |= {name: self.reasons.get(name, reason) for name in field.names}
+        for name in (name for field in numbers for name in field.names):
+            self.reasons.pop(name, None)
         first = numbers.get(_FIRST_CAUSE)
         if first is None:
             self.reasons["throttle_counters"] = self.reasons[_FIRST_CAUSE.names[0]]
         else:
             self._values["throttle_counters"] = f"{first}-{first + 2}"
         for sparse in (False, True):
-            self._fields[sparse] = [each for each in numbers.items() if sparse or each[0].pace is Pace.TICK]
+            self._fields[sparse] = [(field, number) for field, number in numbers.items() if sparse >= field.sparse]
 
     def _read_fields(self, nv: ModuleType, *, sparse: bool) -> tuple[Values, Reasons]:
         """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
@@ -396,20 +369,18 @@ class Device:
         try:
             entries = call(_ask_fields, nv, self.handle, due)
         except NvmlError as error:
-            names = [name for field, _ in due for name in field.names]
-            return values, dict.fromkeys(names, _field_failure(error))
+            return values, {name: _field_failure(error) for field, _ in due for name in field.names}
         for (field, number), (kind, code, raw) in zip(due, entries, strict=True):
-            if code != 0 or kind not in _BITS_BY_TYPE:
+            if code != 0 or (bits := field.bits(kind)) is None:
                 failures |= dict.fromkeys(field.names, _field_failure(NvmlError(code), number))
                 continue
-            value: float = raw & ((1 << _BITS_BY_TYPE[kind]) - 1)
+            value: float = raw & ((1 << bits) - 1)
             if field.wraps:
-                value = self._wrapping.setdefault(field, Unwrapped()).follow(int(value), _BITS_BY_TYPE[kind])
+                value = self._wrapping.setdefault(field, Unwrapped()).follow(int(value), bits)
             elif field.scale != 1:
                 # The driver's thousandths, without the dust of their product.
                 value = round(value * field.scale, 3)
-            for name in field.names:
-                values[name] = value
+            values |= dict.fromkeys(field.names, value)
         return values, failures
 
     def _probe(self, nv: ModuleType, queries: Collection[Query]) -> None:
@@ -421,11 +392,10 @@ class Device:
             for ask in query.asks:
                 try:
                     values.update(zip(query.names, call(ask, nv, self.handle), strict=True))
+                    is_absent, reasons = False, []
                 except NvmlError as error:
                     reasons.append(reading_failure(error))
                     is_absent = error.value in binding.LASTING
-                else:
-                    is_absent, reasons = False, []
                 if not is_absent:
                     break
             if not is_absent and query.pace is not Pace.ONCE:
@@ -494,8 +464,7 @@ class DeviceList:
 
 def _instances(nv: ModuleType, gpu: Handle) -> list[Handle]:
     """The MIG instances of a GPU; empty when it is not in MIG mode."""
-    ask = partial(binding.possible_count, "mig_slot_count", lambda: nv.nvmlDeviceGetMaxMigDeviceCount(gpu))
     # A slot without an instance answers NotFound.
-    slots = range(binding.answer_or_none(ask) or 0)
+    slots = range(binding.answer_or_none(gpu_count, nv, gpu) or 0)
     handles = [binding.answer_or_none(lambda slot: nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot), n) for n in slots]
     return [handle for handle in handles if handle is not None]

@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import psutil
 
-from trainfast_runner.machine.processes import Stat, read_stat
+from trainfast_runner.machine.processes import Stat, processes_below, read_stat
 from trainfast_runner.machine.telemetry.binding import refusal
 from trainfast_runner.records.tick import HostReading, RunReading
 
@@ -69,20 +68,12 @@ class ProcessTree:
 
     def _search(self, *, everyone: bool) -> None:
         """Add new descendants, reading `everyone` or only the processes that the last search did not see."""
-        pids = set(psutil.pids())
+        pids = {*psutil.pids()}
         unseen = pids if everyone else pids - self._seen_pids
         self._seen_pids = pids
-        children: dict[int, list[tuple[int, Stat]]] = {}
-        for pid in unseen:
-            if (stat := read_stat(pid)) is not None and not stat.ended:
-                children.setdefault(stat.parent_pid, []).append((pid, stat))
-        # Start from every member: processes below an adopted rank are no longer below the root.
-        parents = list(self._members)
-        while parents:
-            for pid, stat in children.get(parents.pop(), ()):
-                if pid not in self._members:
-                    self._members[pid] = stat
-                    parents.append(pid)
+        # From every member: processes below an adopted rank are no longer below the root.
+        below = processes_below(self._members, unseen)
+        self._members = {pid: stat for pid, stat in below.items() if not stat.ended} | self._members
 
 
 _T = TypeVar("_T")
@@ -106,42 +97,41 @@ class HostReader:
         self._disks = whole_disks()
         self._cores = os.cpu_count()
         self._times: tuple[float, float] | None = None
-        self._sparse: tuple[dict[str, Any], dict[str, str]] = ({}, {})
+        self._sparse: dict[str, Any] = {}
+        self._sparse_missing: dict[str, str] = {}
         """The values of the last sparse reading, and the reasons that it left parts out."""
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
         if self._ticks % SPARSE_EVERY == 0:
-            self._sparse = self._read_sparse()
+            self._read_sparse()
         self._ticks += 1
-        sparse, missing = self._sparse[0], dict(self._sparse[1])
+        missing = dict(self._sparse_missing)
         before, self._times = self._times, _ask("host.cpu_percent", _busy_and_idle_s, missing)
         if before is None and self._times is not None:
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
         counters = {
-            **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
-            **(_ask("host.disk_read_bytes", partial(read_disks, self._disks), missing) or {}),
-            **(_ask("host.network_received_bytes", read_network, missing) or {}),
+            **(_ask("host.memory_used_bytes", _read_memory, missing) or {}),
+            **(_ask("host.disk_read_bytes", lambda: read_disks(self._disks), missing) or {}),
+            **(_ask("host.network_received_bytes", _read_network, missing) or {}),
         }
-        load = _ask("host.load_1m", os.getloadavg, missing)
         reading = HostReading(
             cpu_percent=None if before is None or self._times is None else _busy_percent(before, self._times),
             cpu_count=self._cores,
-            load_1m=load[0] if load else None,
+            load_1m=_ask("host.load_1m", lambda: os.getloadavg()[0], missing),
             run=None if self.tree is None else _ask("run", self.tree.read, missing),
-            **sparse,
+            **self._sparse,
             **counters,
         )
         return reading, missing
 
-    def _read_sparse(self) -> tuple[dict[str, Any], dict[str, str]]:
-        missing: dict[str, str] = {}
-        values = {"swap_used_bytes": _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)}
-        if (no_sensor := self._sparse[1].get("host.temperature_c")) is not None:
-            # A machine without a sensor gets none later, and each search costs as much as all other readings.
-            return values, {**missing, "host.temperature_c": no_sensor}
-        temperature_c = _ask("host.temperature_c", _package_temperature, missing)
-        return {**values, "temperature_c": temperature_c}, missing
+    def _read_sparse(self) -> None:
+        missing = self._sparse_missing
+        missing.pop("host.swap_used_bytes", None)
+        self._sparse = {"swap_used_bytes": _ask("host.swap_used_bytes", lambda: psutil.swap_memory().used, missing)}
+        # A machine without a sensor gets none later, and each search costs as much as all other readings.
+        if "host.temperature_c" not in missing:
+            self._sparse["temperature_c"] = _ask("host.temperature_c", _package_temperature, missing)
 
 
 def _package_temperature() -> float:
@@ -183,7 +173,7 @@ def _busy_percent(before: tuple[float, float], after: tuple[float, float]) -> fl
     return round(100 * busy_s / (busy_s + idle_s), 2) if busy_s + idle_s else 0.0
 
 
-def read_memory() -> dict[str, int]:
+def _read_memory() -> dict[str, int]:
     """Memory at this moment, by field of `HostReading`."""
     memory = psutil.virtual_memory()
     return {
@@ -207,22 +197,18 @@ def read_disks(names: Collection[str]) -> dict[str, int]:
     A partition, and a device that the kernel makes on top, counts the same bytes as its disk.
     """
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    disks = [counted for name, counted in counters.items() if name in names]
-    if not disks:
-        raise LookupError("no disk")
-    return {
-        "disk_read_bytes": sum(disk.read_bytes for disk in disks),
-        "disk_write_bytes": sum(disk.write_bytes for disk in disks),
-    }
+    disks = [(disk.read_bytes, disk.write_bytes) for name, disk in counters.items() if name in names]
+    return _sums(("disk_read_bytes", "disk_write_bytes"), disks, "no disk")
 
 
-def read_network() -> dict[str, int]:
+def _read_network() -> dict[str, int]:
     """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets."""
     counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    cards = [counted for name, counted in counters.items() if name != "lo"]
-    if not cards:
-        raise LookupError("no network interface but loopback")
-    return {
-        "network_received_bytes": sum(card.bytes_recv for card in cards),
-        "network_sent_bytes": sum(card.bytes_sent for card in cards),
-    }
+    cards = [(card.bytes_recv, card.bytes_sent) for name, card in counters.items() if name != "lo"]
+    return _sums(("network_received_bytes", "network_sent_bytes"), cards, "no network interface but loopback")
+
+
+def _sums(names: tuple[str, str], pairs: list[tuple[int, int]], absent: str) -> dict[str, int]:
+    if not pairs:
+        raise LookupError(absent)
+    return dict(zip(names, map(sum, zip(*pairs, strict=True)), strict=True))

@@ -162,22 +162,20 @@ class XidWatch:
         nv = self._nv
         watched: dict[int | None, int] = {}
         try:
-            # An old binding may lack any of the three.
-            events, register, wait = call(
-                lambda: (nv.nvmlEventSetCreate(), nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2)
-            )
+            # An old binding may lack either function.
+            events, _ = call(lambda: (nv.nvmlEventSetCreate(), nv.nvmlEventSetWait_v2))
         except NvmlError as error:
             self.missing = dict.fromkeys((device.index for device in self._devices), binding.reading_text(error))
             return
         for device in self._devices:
             try:
-                call(register, device.handle, _XID_EVENTS, events)
+                call(lambda handle: nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events), device.handle)
                 watched[_address(device.handle)] = device.index
             except NvmlError as error:
                 self.missing = self.missing | {device.index: binding.reading_text(error)}
         while watched and not self._stopping.is_set():
             try:
-                event = call(wait, events, _WAIT_MS)
+                event = call(nv.nvmlEventSetWait_v2, events, _WAIT_MS)
             except NvmlError as error:
                 if error.value == binding.UNINITIALIZED:
                     break
@@ -218,11 +216,7 @@ class Nvml:
     """
 
     def __init__(
-        self,
-        *,
-        timeout_s: float = READING_TIMEOUT_S,
-        opening_s: float = OPENING_S,
-        on_xid: OnXid | None = None,
+        self, *, timeout_s: float = READING_TIMEOUT_S, opening_s: float = OPENING_S, on_xid: OnXid | None = None
     ) -> None:
         """`opening_s`: how long a `sample` waits for the driver to open; a slower opening goes on, and a later `sample`
         finds it open. `on_xid` gets Xid errors, from a thread of its own."""
@@ -269,14 +263,17 @@ class Nvml:
         if self._nv is None:
             self._open_when_due(t_ns)
         devices = self._gpus.devices
-        answered, missing = ({}, {}) if self._nv is None else self._read_all(self._nv, t_ns)
+        answered = {} if self._nv is None else self._read_all(self._nv, t_ns)
+        missing: dict[str, str] = {}
         readings = []
         for device in devices:
-            reading = answered.get(device.index)
-            if reading is None:
+            if device in answered:
+                reading, reasons = answered[device]
+                missing |= {f"gpu{device.index}.{field}": reason for field, reason in reasons.items()}
+            else:
                 sentence = device.error or (binding.VANISHED if self.failure is None else self.failure.sentence)
                 missing[f"gpu{device.index}"] = sentence
-                reading = device.failed_reading(sentence)
+                reading = DeviceReading(index=device.index, uuid=device.uuid, name=device.name, error=sentence)
             readings.append(reading)
         if self._nv is not None and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
@@ -287,13 +284,8 @@ class Nvml:
             missing["nvml"] = failure.sentence
         return readings, missing
 
-    def close(self) -> None:
-        """Close the driver. A later `sample` opens it again."""
-        self._shut()
-        self._retry_at_ns = 0
-
-    def _read_all(self, nv: ModuleType, t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
-        """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
+    def _read_all(self, nv: ModuleType, t_ns: int) -> dict[Device, tuple[DeviceReading, dict[str, str]]]:
+        """The readings of the GPUs that answer, each with the reasons of its missing parts."""
         offset_ns, tick = t_ns - time.monotonic_ns(), self._ticks
         self._ticks += 1
 
@@ -303,13 +295,8 @@ class Nvml:
             return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
 
         due = [device for device in self._gpus.devices if device.is_probed and device.error is None and not device.lost]
-        readings: dict[int, DeviceReading] = {}
-        missing: dict[str, str] = {}
-        for device, job in self._run(due, read, self.timeout_s, t_ns).items():
-            if job.result is not None:
-                readings[device.index], reasons = job.result
-                missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
-        return readings, missing
+        jobs = self._run(due, read, self.timeout_s, t_ns)
+        return {device: job.result for device, job in jobs.items() if job.result is not None}
 
     def _run(
         self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
@@ -330,7 +317,7 @@ class Nvml:
                     device.fail_by(job.error)
                 except NvmlError as error:
                     self._nv = None
-                    self._fail(error, t_ns)
+                    self._retry_later(t_ns, error)
                     break
                 if device.lost:
                     self._retry_at_ns = max(self._retry_at_ns, t_ns + _FIRST_RETRY_NS)
@@ -338,12 +325,10 @@ class Nvml:
                 raise job.error
         return {device: job for device, job in jobs.items() if job.ended}
 
-    def _fail(self, error: NvmlError, t_ns: int) -> None:
-        """Keep the reason that NVML as a whole does not answer, and open it again later."""
-        self._failure = binding.library_failure(error.value, str(error))
-        self._retry_later(t_ns)
-
-    def _retry_later(self, t_ns: int) -> None:
+    def _retry_later(self, t_ns: int, error: NvmlError | None = None) -> None:
+        """Open NVML again later; the error is the reason that it does not answer as a whole."""
+        if error is not None:
+            self._failure = binding.library_failure(error.value, str(error))
         self._retry_at_ns = t_ns + self._delay_ns
         self._delay_ns = min(self._delay_ns * 2, _LONGEST_RETRY_NS)
 
@@ -361,7 +346,7 @@ class Nvml:
 
     def _find_gpus(self, t_ns: int) -> dict[Device, Handle]:
         """Open NVML, closed before if it is open; return the GPUs to ask."""
-        self._shut()
+        self.close()
         nv = None
         try:
             nv = binding.load()
@@ -371,7 +356,7 @@ class Nvml:
         except NvmlError as error:
             if nv is not None:
                 binding.shut_down(nv)
-            self._fail(error, t_ns)
+            self._retry_later(t_ns, error)
             return {}
         # From here on the GPUs may be read: not before, with handles of an earlier initialization.
         self._nv = nv
@@ -381,31 +366,24 @@ class Nvml:
         """Probe the readings of the GPUs that were found; a hanging GPU delays no other."""
         if opening.error is not None:
             raise opening.error
-        nv = self._nv
-        if nv is None:
+        if (nv := self._nv) is None:
             return
-        self._failure = None
-        handles = opening.result or {}
+        self._failure, handles = None, opening.result or {}
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
         self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns)
         if any(device.lost for device in self._gpus.devices):
             self._retry_later(t_ns)
         elif self._nv is not None:
             self._delay_ns = _FIRST_RETRY_NS
-        if self._xids is None or any(device.error is None for device in handles):
-            self._stop_watching()
-            if self._nv is not None and self._on_xid is not None:
-                answering_gpus = [device for device in self._gpus.devices if device.error is None]
-                self._xids = XidWatch(nv, answering_gpus, self._on_xid)
+        if self._on_xid is not None and self._nv is not None:
+            answering_gpus = [device for device in self._gpus.devices if device.error is None]
+            self._xids = XidWatch(nv, answering_gpus, self._on_xid)
 
-    def _stop_watching(self) -> bool:
-        """End the wait for Xid errors; True once it has ended."""
-        watch, self._xids = self._xids, None
-        return watch is None or watch.stop()
-
-    def _shut(self) -> None:
+    def close(self) -> None:
+        """Close the driver. A later `sample` opens it again."""
+        watch, self._xids, self._retry_at_ns = self._xids, None, 0
         # Shutting the driver down under a call that is still in it may crash this process.
-        is_idle = self._stop_watching() and all(job.ended for job in tuple(self._hangs.values()))
+        is_idle = (watch is None or watch.stop()) and all(job.ended for job in tuple(self._hangs.values()))
         nv, self._nv = self._nv, None
         if nv is not None and is_idle:
             binding.shut_down(nv)

@@ -18,16 +18,11 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
     """One tick from readers that are already open; rates cover the time since their last one."""
     t_ns = time.monotonic_ns()
     devices, missing = nvml.sample(t_ns)
-    nvml_ns = time.monotonic_ns() - t_ns
-    host_reading, host_missing = host.read()
-    return Tick(
-        t_ns=t_ns,
-        host=host_reading,
-        devices=devices,
-        missing=missing | host_missing,
-        sample_us=(time.monotonic_ns() - t_ns) // 1000,
-        nvml_us=nvml_ns // 1000,
-    )
+    nvml_us = (time.monotonic_ns() - t_ns) // 1000
+    reading, host_missing = host.read()
+    missing |= host_missing
+    sample_us = (time.monotonic_ns() - t_ns) // 1000
+    return Tick(t_ns=t_ns, host=reading, devices=devices, missing=missing, sample_us=sample_us, nvml_us=nvml_us)
 
 
 def take_tick(*, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
@@ -54,13 +49,7 @@ class Sampler:
     `on_tick` must not raise: what it raises ends the sampling and is kept in `failure`.
     """
 
-    def __init__(
-        self,
-        on_tick: Callable[[Tick], None],
-        *,
-        period_s: float = 1.0,
-        on_xid: OnXid | None = None,
-    ) -> None:
+    def __init__(self, on_tick: Callable[[Tick], None], *, period_s: float = 1.0, on_xid: OnXid | None = None) -> None:
         """`on_xid` gets Xid errors when they happen, from another thread."""
         self.period_s = period_s
         """Seconds between two ticks, above 0; another value holds after the next one. Safe from any thread."""

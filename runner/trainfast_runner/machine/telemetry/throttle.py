@@ -5,7 +5,6 @@ The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlC
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -45,16 +44,11 @@ _BY_NAME = {reason.name: reason for reason in REASONS}
 _HW_SLOWDOWN = _BY_NAME["hw_slowdown"].bit
 
 
-@functools.lru_cache(maxsize=64)
-def _reason_names(bits: int) -> tuple[str, ...]:
-    names = [reason.name for reason in REASONS if bits & reason.bit]
-    unknown = bits & ~sum(reason.bit for reason in REASONS)
-    return (*names, *(hex(1 << place) for place in range(unknown.bit_length()) if unknown >> place & 1))
-
-
 def decode(bits: int) -> list[str]:
     """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
-    return list(_reason_names(bits))
+    names = [reason.name for reason in REASONS if bits & reason.bit]
+    unknown = bits & ~sum(reason.bit for reason in REASONS)
+    return [*names, *(hex(1 << place) for place in range(unknown.bit_length()) if unknown >> place & 1)]
 
 
 def believed(bits: int, previous_bits: int) -> int:
@@ -90,14 +84,9 @@ class Cause(msgspec.Struct, frozen=True):
     reasons: frozenset[str]
 
 
+_THERMAL = frozenset(("sw_thermal", "hw_thermal"))
 CAUSES = (
-    Cause(
-        "thermal",
-        "heat",
-        ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns"),
-        "thermal_violation_ns",
-        frozenset(("sw_thermal", "hw_thermal")),
-    ),
+    Cause("thermal", "heat", ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns"), "thermal_violation_ns", _THERMAL),
     Cause("power", "the power limit", (), "power_violation_ns", frozenset(("sw_power_cap",))),
     Cause("brake", "the power brake", ("hw_power_brake_ns",), None, frozenset(("hw_power_brake",))),
     Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
@@ -111,9 +100,9 @@ CAUSE_BY_REASON = {
 }
 """The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if cause.policy_counter is not None} | {
-    "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
-    "hw_thermal_slowdown_ns": frozenset(("hw_thermal",)),
-    "hw_power_brake_ns": frozenset(("hw_power_brake",)),
+    counter: frozenset((counter.removesuffix("_ns").removesuffix("_slowdown"),))
+    for cause in CAUSES
+    for counter in cause.reason_counters
 }
 """Every duration counter, with the throttle reasons in whose presence it must run."""
 

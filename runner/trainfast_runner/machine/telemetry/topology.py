@@ -82,53 +82,52 @@ def read_topology() -> Topology:
 def _read_topology(nv: ModuleType) -> Topology:
     devices: list[TopologyDevice] = []
     handles: list[Handle] = []
+    links: list[_Links] = []
     for index in range(gpu_count(nv)):
+        handle, link = None, _Links(None, 0, [])
         try:
             handle = call(lambda index: nv.nvmlDeviceGetHandleByIndex(index), index)
-            device = TopologyDevice(
-                index=index,
-                uuid=answer_or_none(binding.uuid_of, nv, handle),
-                name=answer_or_none(binding.name_of, nv, handle),
-                bus_id=answer_or_none(lambda handle: _bus_id(nv.nvmlDeviceGetPciInfo(handle)), handle),
-            )
+            uuid, name = (answer_or_none(ask, nv, handle) for ask in (binding.uuid_of, binding.name_of))
+            bus_id = answer_or_none(lambda handle: _bus_id(nv.nvmlDeviceGetPciInfo(handle)), handle)
+            link = _links(nv, handle)
+            device = TopologyDevice(index=index, uuid=uuid, name=name, bus_id=bus_id, nvlinks=link.up)
         except NvmlError as error:
-            handle = None
             device = TopologyDevice(index=index, error=binding.device_failure(error.value, str(error)))
         handles.append(handle)
+        links.append(link)
         devices.append(device)
     if not devices:
         return Topology(missing=binding.NO_DEVICES)
-    links = [_links(nv, handle) for handle in handles]
     positions = range(len(devices))
 
+    def peer_status(a: int, b: int, capability: int) -> int | None:
+        """NVML's answer about peer access; None without one."""
+        if a == b or handles[a] is None or handles[b] is None:
+            return None
+        return answer_or_none(lambda: int(nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], capability)))
+
     def sign(a: int, b: int) -> str:
-        ends, other = links[a].ends, devices[b].bus_id
-        link_count = sum(end == other for end in ends) if other else 0
+        if a == b or handles[a] is None or handles[b] is None:
+            return SELF_SIGN if a == b else UNKNOWN_SIGN
+        link_count = sum(end == devices[b].bus_id for end in links[a].ends)
         switched = min(links[a].switched, links[b].switched)
         # GPUs of two partitions hang on switches too, and cannot reach each other over them.
-        if not link_count and switched and _peer_status(nv, handles[a], handles[b], _NVLINK_CAPABILITY) in (None, 0):
+        if not link_count and switched and peer_status(a, b, _NVLINK_CAPABILITY) in (None, 0):
             link_count = switched
         if link_count:
             return f"NV{link_count}"
-        if handles[a] is None or handles[b] is None:
-            return UNKNOWN_SIGN
         level = answer_or_none(lambda: int(nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b])))
-        return UNKNOWN_SIGN if level is None else SIGN_OF_ANCESTOR.get(level, UNKNOWN_SIGN)
+        return SIGN_OF_ANCESTOR.get(-1 if level is None else level, UNKNOWN_SIGN)
 
     def peer(a: int, b: int) -> str | None:
-        status = None if a == b else _peer_status(nv, handles[a], handles[b], _READ_CAPABILITY)
+        status = peer_status(a, b, _READ_CAPABILITY)
         return None if status is None else PEER_ACCESS.get(status, "not known")
 
     return Topology(
-        devices=[msgspec.structs.replace(device, nvlinks=link.up) for device, link in zip(devices, links, strict=True)],
-        matrix=[[SELF_SIGN if a == b else sign(a, b) for b in positions] for a in positions],
+        devices=devices,
+        matrix=[[sign(a, b) for b in positions] for a in positions],
         p2p=[[peer(a, b) for b in positions] for a in positions],
     )
-
-
-def _peer_status(nv: ModuleType, a: Handle, b: Handle, capability: int) -> int | None:
-    """NVML's answer about peer access; None without one."""
-    return answer_or_none(lambda: int(nv.nvmlDeviceGetP2PStatus(a, b, capability))) if a and b else None
 
 
 def _bus_id(pci: Any) -> str:
@@ -149,7 +148,7 @@ class _Links(NamedTuple):
 
 def _links(nv: ModuleType, handle: Handle) -> _Links:
     up, switched, ends = None, 0, list[str]()
-    for link in range(0 if handle is None else _MAX_LINKS):
+    for link in range(_MAX_LINKS):
         is_up = answer_or_none(lambda link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)), link)
         if is_up is None:
             break  # not supported, or past the last link
@@ -225,9 +224,12 @@ def link_advice(topology: Topology) -> list[str]:
         if binding.comes_from_a_driver(missing):
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
-    answering = [index for index, device in enumerate(topology.devices) if device.error is None]
+    answering, silent = (
+        [index for index, device in enumerate(topology.devices) if (device.error is None) == is_asked]
+        for is_asked in (True, False)
+    )
     lines = []
-    if silent := [index for index, device in enumerate(topology.devices) if device.error is not None]:
+    if silent:
         verb = "does" if len(silent) == 1 else "do"
         lines.append(f"{gpus_text(silent)} {verb} not answer: the rest is about the others.")
     if len(answering) == 1:
@@ -240,16 +242,12 @@ def link_advice(topology: Topology) -> list[str]:
         lines.append("NVLink joins every pair. A larger model: pp, zero3, fsdp and tp are about equal; measure them.")
     elif links.any_nvlink:
         names = " and ".join(gpus_text(island) for island in links.islands if len(island) > 1)
-        largest = max(len(island) for island in links.islands)
-        lines.append(
-            f"NVLink joins {names}. A larger model: keep tp inside a group (tp_degree at most {largest}); pp across the"
-            " groups sends the least."
-        )
+        inside = f"keep tp inside a group (tp_degree at most {max(map(len, links.islands))})"
+        lines.append(f"NVLink joins {names}. A larger model: {inside}; pp across the groups sends the least.")
     else:
-        lines.append(
-            "No NVLink. A larger model: pp beats tp and zero, because it sends the least. On two GPUs the guide"
-            " measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
-        )
+        measured = "101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it"
+        least = "A larger model: pp beats tp and zero, because it sends the least"
+        lines.append(f"No NVLink. {least}. On two GPUs the guide measured {measured}.")
     if links.slowest == "SYS":
         lines.append("SYS pairs cross the link between the CPU sockets: for two GPUs choose a pair that does not.")
     if refused := [peer for row in topology.p2p for peer in row if peer not in (None, "ok")]:

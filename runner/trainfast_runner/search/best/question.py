@@ -22,7 +22,6 @@ from trainfast_runner.errors import UserError, lowest, nearest
 from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.devices_knob import CPU, count_asked
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel, step_work
@@ -79,7 +78,7 @@ from trainfast_runner.settings.knobs import (
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
-from trainfast_runner.units import mebibytes
+from trainfast_runner.units import CPU, count_asked, mebibytes
 from trainfast_runner.worker.catalog import STRATEGIES
 
 MAX_CANDIDATES = 5000
