@@ -117,6 +117,8 @@ RESULT_FILE = "result.json"
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
 SUPERVISOR_LOG = "supervisor.log"
+SANDBOX_FOLDER = "sandbox"
+"""The folder of a trial's files, as the hooks in the script name it."""
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 POLL_S = 0.02

@@ -29,11 +29,17 @@ from trainfast_runner.machine.warm_python import WARM, StandbyKey, WarmPython
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    RUN_FILE,
+    SANDBOX_FOLDER,
+    SUPERVISOR_LOG,
+    read_run_file,
+    shared_lock,
+)
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.planning import RunPlan, busy_with, refuse_busy
-from trainfast_runner.running.script_plan import RUN_VARIABLE
+from trainfast_runner.running.script_plan import RUN_VARIABLE, sandbox
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 

@@ -184,24 +184,14 @@ class Ranks:
             return None
         return max(end.t_ns for end in ends if end)
 
-    def watched_fds(self) -> list[int]:
-        """Descriptors that become readable when a rank ends. Ask again after every wait."""
-        return [fd for rank in self._ranks if (fd := rank.pidfd) is not None]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for rank in self._ranks:
-            rank.forget()
-
 
 class _FollowedRank:
-    """One rank: its records so far, and a descriptor of its process while that runs."""
+    """One rank: its records so far, and its process."""
 
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
         self.number = number
         self._on_trouble = on_trouble
         self.end: EndLine | None = None
-        self.pidfd: int | None = None
         self._tail = WorkerTail(rank_file(directory, "worker", number))
         self._identity: Identity | None = None
         self.ignored_stop = False
@@ -216,7 +206,7 @@ class _FollowedRank:
         for line in self._tail.new():
             match line:
                 case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
-                    self._begin(Identity(pid, start_ticks))
+                    self._identity, self.end = Identity(pid, start_ticks), None
                 case FinishedLine() | ExceptionLine() | InvalidLine() | SignalLine():
                     self.end = line
                 case TroubleLine():
@@ -229,24 +219,7 @@ class _FollowedRank:
 
     def has_ended(self, direct_pid: int) -> bool:
         identity = self._identity
-        if identity is None or identity.pid == direct_pid or is_running(identity):
-            return False
-        self.forget()
-        return True
-
-    def forget(self) -> None:
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-    def _begin(self, identity: Identity) -> None:
-        self.forget()
-        self._identity, self.end = identity, None
-        try:
-            self.pidfd = os.pidfd_open(identity.pid)
-        except OSError:
-            # The rank has ended already, or the kernel has no pidfd: `has_ended` finds out.
-            self.pidfd = None
+        return identity is not None and identity.pid != direct_pid and not is_running(identity)
 
 
 NO_STEP_S = 60.0

@@ -196,6 +196,29 @@ RUN_VARIABLE = "TRAINFAST_RUN"
 """The variable that names the run directory to a script."""
 
 
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "disabled",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Variables by which experiment trackers take no part, by their documentation."""
+
+
+def sandbox(folder: Path) -> dict[str, str]:
+    """The variables that keep a script's traces in `folder`."""
+    return {
+        **TRACKERS_OFF,
+        "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "WANDB_DIR": str(folder),
+        "PL_TRAINER_DEFAULT_ROOT_DIR": str(folder),
+        "TMPDIR": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
 def framework_environment(knobs: KnobValues) -> dict[str, str]:
     """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
     env = {}

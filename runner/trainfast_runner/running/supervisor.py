@@ -208,19 +208,16 @@ class Supervisor:
             child.pid,
             lambda rank, detail: self._events.record_trouble(f"rank {rank}: {detail}"),
         )
-        try:
-            while not self._reap_child(child):
-                self._requests.wait(TICK_S, ranks.watched_fds())
-                self._handle_signals(child)
-                self._read_ranks(ranks)
-                self._tear_down_if_broken(ranks, child)
-                self._ladder.climb(child)
-                self._files.trim()
-                if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
-                    break
+        while not self._reap_child(child):
+            self._requests.wait(TICK_S)
+            self._handle_signals(child)
             self._read_ranks(ranks)
-        finally:
-            ranks.close()
+            self._tear_down_if_broken(ranks, child)
+            self._ladder.climb(child)
+            self._files.trim()
+            if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
+                break
+        self._read_ranks(ranks)
 
     def _reap_child(self, child: Identity) -> bool:
         """Collect the direct child before any other; True if it has ended. Keeps its status."""

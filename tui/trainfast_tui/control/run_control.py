@@ -109,7 +109,7 @@ class RunControl:
 
 def _stop(directory: Path, *, at_once: bool = False) -> messages.Notified:
     from trainfast_runner.running.present_state import STOP_GRACE_S
-    from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+    from trainfast_runner.running.settling import kill_now, request_stop, stop_unsupervised
 
     if (kill_now if at_once else request_stop)(directory):
         return messages.Notified("The run was killed." if at_once else "The run was asked to stop.")
