@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, write_atomically
-from trainfast_runner.records.run_lines import Count
+from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, open_to_append, write_atomically
+from trainfast_runner.records.run_lines import Count, Step
+from trainfast_runner.records.tick import Tick
 
 CAP_BYTES = 64 << 20
 """The cap of `output.log`, of each `steps*.jsonl` and of `telemetry.jsonl`."""
@@ -38,14 +39,6 @@ def dropped_text(size: str) -> str:
     return f"[trainfast-tui: {size} bytes of output were dropped here]"
 
 
-class Timed(Protocol):
-    """A record with its time."""
-
-    @property
-    def t_ns(self) -> int:
-        """CLOCK_MONOTONIC nanoseconds."""
-
-
 class CappedFile:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
@@ -65,7 +58,7 @@ class CappedFile:
 
     def open(self) -> int:
         """A descriptor to append to the file; only its owner can read the file."""
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return open_to_append(self.path)
 
     def trim(self) -> int:
         """Drop the middle of a file over its cap; return the bytes dropped. Raises OSError."""
@@ -108,7 +101,7 @@ def _punch(fd: int, start: int, length: int) -> bool:
 
 
 _MARK = b'{"dropped_bytes":'
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", Step, Tick)
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE, read_regular
-from trainfast_runner.records.result import Doubt, StepCount, Throughput
+from trainfast_runner.records.result import Doubt, MemoryFigures, Result, RunConditions, StepCount, StepTime, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
-from trainfast_runner.records.run_file import RecordedKnobs, name_of
+from trainfast_runner.records.run_file import RecordedKnobs, ScriptFigures, name_of
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.settling import recover_result
@@ -65,31 +65,15 @@ class RunRow(_Head, frozen=True, kw_only=True):
         return name_of(self.preset, self.variant)
 
 
-class _StepTime(msgspec.Struct, frozen=True):
-    p50: float | None = None
-
-
-class _Memory(msgspec.Struct, frozen=True):
-    peak_allocated_bytes: int | None = None
-
-
-class _Clean(msgspec.Struct, frozen=True):
-    clean: bool = True
-
-
-class _Script(msgspec.Struct, frozen=True):
-    command: list[str] = []
-
-
 class ResultHead(_Head, frozen=True, kw_only=True):
     """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
 
     throughput: Throughput = Throughput()
-    step_ms: _StepTime = _StepTime()
-    memory: _Memory = _Memory()
-    conditions: _Clean = _Clean()
+    step_ms: StepTime = StepTime()
+    memory: MemoryFigures = MemoryFigures()
+    conditions: RunConditions = RunConditions()
     doubts: list[Doubt] | None = None
-    script: _Script | None = None
+    script: ScriptFigures | None = None
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
@@ -117,7 +101,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         return row
     result = recover_result(directory)
     if result is not None:
-        return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True), run_id)
+        return _row_of_head(result, run_id)
     run = read_run_file(directory)
     state = run_state(directory, run)
     return RunRow(
@@ -146,7 +130,7 @@ def _ended_row(home: Home, run_id: str) -> RunRow | None:
     return _row_of_head(head, run_id)
 
 
-def _row_of_head(head: ResultHead, run_id: str) -> RunRow:
+def _row_of_head(head: ResultHead | Result, run_id: str) -> RunRow:
     return RunRow(
         run_id=run_id,
         **{name: getattr(head, name) for name in _Head.__struct_fields__},

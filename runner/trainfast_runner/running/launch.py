@@ -28,7 +28,7 @@ from trainfast_runner.machine.telemetry.topology import read_links_among
 from trainfast_runner.machine.warm_python import WARM, StandbyKey, WarmPython
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.home import Home, cache_directory, home_error
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import open_to_append, write_atomically
 from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     RUN_FILE,
@@ -227,8 +227,7 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
                 return
         standby.end()
         cold_reason = "the standby's supervisor did not answer"
-    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
+    with os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],
             stdin=subprocess.DEVNULL,
@@ -236,8 +235,6 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
             stderr=log,
             start_new_session=True,
         )
-    finally:
-        os.close(log)
     if not _has_taken(process, directory, HANDOVER_S):
         # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
         process.send_signal(signal.SIGUSR1)

@@ -252,7 +252,7 @@ class ScriptWatch:
         self._log = GrowingLog(output.path, from_begin=True, separators=rb"[\r\n]", head_bytes=output.head_bytes)
         self._counted = 0
         self._last_ns = run.clock.monotonic_ns
-        self._file: Appender | None = None
+        self._file = Appender(rank_file(directory, "steps", 0))
 
     def count_steps(self, *, has_ended: bool) -> None:
         """Record the steps printed since the last call; with `has_ended`, in the unfinished last line too.
@@ -267,8 +267,6 @@ class ScriptWatch:
             return
         now_ns = time.monotonic_ns()
         step_ns = (now_ns - self._last_ns) // len(matches)
-        if self._file is None:
-            self._file = Appender(rank_file(self._directory, "steps", 0))
         for match in matches:
             self._counted += 1
             self._last_ns += step_ns

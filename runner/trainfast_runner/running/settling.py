@@ -54,12 +54,11 @@ from trainfast_runner.running.present_state import (
     LEFT_BEHIND,
     forks_left_by,
     is_result_newer,
-    launched_child_of,
     other_host,
+    process_of,
     refuse_left_alone,
     run_state,
     running_ranks,
-    supervisor_of,
 )
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
@@ -304,10 +303,10 @@ def stop_unsupervised(
     user cannot end. Raises UserError when the run has ended, or when it has a supervisor.
     """
     _refuse_ended(directory)
-    if supervisor_of(directory) is not None:
+    if process_of(directory, "supervisor") is not None:
         name = directory.name
         raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
-    launched_child = launched_child_of(directory)
+    launched_child = process_of(directory, "launched")
     ranks = running_ranks(directory)
     asked_first = [*([launched_child] if launched_child is not None else ranks), *forks_left_by(directory)]
     processes = _with_descendants({*asked_first, *ranks})
@@ -335,7 +334,7 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 
 def _signal_supervisor(directory: Path, signum: int) -> bool:
     refuse_left_alone(directory)
-    supervisor = supervisor_of(directory)
+    supervisor = process_of(directory, "supervisor")
     if supervisor is not None and send(supervisor, signum):
         return True
     _refuse_ended(directory)

@@ -32,6 +32,7 @@ from trainfast_runner.machine.processes import (
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
+from trainfast_runner.records.json_lines import open_to_append
 from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
@@ -185,8 +186,8 @@ class Supervisor:
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
         """Start a new process. Raises OSError, ValueError and IndexError where the command cannot be executed."""
-        run, output = self._run_file, self._files.output.open()
-        try:
+        run = self._run_file
+        with os.fdopen(self._files.output.open(), "ab") as output:
             return subprocess.Popen(
                 run.argv,
                 cwd=run.cwd or None,
@@ -197,8 +198,6 @@ class Supervisor:
                 stderr=output,
                 start_new_session=True,
             )
-        finally:
-            os.close(output)
 
     def _watch(self, child: Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
@@ -406,12 +405,10 @@ def stand_by(order: str) -> None:
     """Wait for a run with its training process, then supervise it; end with the one who keeps the standby."""
     standby = Standby(json.loads(order))
     directory = standby.wait()
-    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(os.devnull, "rb") as nothing:
+    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     supervise(directory, SupervisorBounds(), standby)
 
 
