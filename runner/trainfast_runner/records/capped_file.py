@@ -101,7 +101,7 @@ def _punch(fd: int, start: int, length: int) -> bool:
 
 
 _MARK = b'{"dropped_bytes":'
-T = TypeVar("T", Step, Tick)
+T = TypeVar("T", bound=Step | Tick)
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message, sandbox
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
-from trainfast_runner.worker.exit_now import die_with_parent
+from trainfast_runner.worker.shared.process import die_with_parent
 
 LIMIT_S = 30.0
 """Time for a script to reach its parser; then the script is ended."""

@@ -111,11 +111,9 @@ def keep_standby(plan: RunPlan, home: Home) -> None:
     Keeps none for a script, where memory is short, and beside a run on the same device: on a CPU its imports take what
     is timed, and on a GPU a core.
     """
-    is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
-    if plan.script is not None or not (is_beside or busy_with(plan, home) is None):
-        return
     plan = _with_thread_policy(plan)
-    if (key := standby_key(plan)) is None:
+    is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
+    if (key := standby_key(plan)) is None or not (is_beside or busy_with(plan, home) is None):
         return
     folder = home.create().path / "standby"
     make_private(folder)
@@ -222,11 +220,14 @@ def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
 def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: str) -> None:
     """Give the run to the standby, or start a supervisor, each in a session of its own; return once it has the run."""
     if standby is not None:
-        with suppress(OSError):  # it has died meanwhile
-            if _has_taken(standby.give(directory), directory, STANDBY_HANDOVER_S):
+        cold_reason = "the standby died"
+        with suppress(OSError):
+            supervisor = standby.give(directory)
+            if _has_taken(supervisor, directory, STANDBY_HANDOVER_S):
                 return
+            if supervisor.poll() is None:
+                cold_reason = "the standby's supervisor did not answer"
         standby.end()
-        cold_reason = "the standby's supervisor did not answer"
     with os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],

@@ -54,8 +54,7 @@ class StopLadder:
         if self.asked_ns is not None:
             return
         self.asked_ns = time.monotonic_ns()
-        if not self.begun:
-            self._begin(child, self.granted_s)
+        self.tear_down(child, self.granted_s)
         self._on_event(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
 
     def kill_now(self, child: Identity) -> None:
@@ -68,9 +67,11 @@ class StopLadder:
         self.climb(child)
 
     def tear_down(self, child: Identity, grace_s: float) -> None:
-        """End a broken training, without a request."""
+        """Send SIGTERM, and SIGKILL after `grace_s`, as a broken training needs without a request; once only."""
         if not self.begun:
-            self._begin(child, grace_s)
+            self.begun, self.granted_s = True, grace_s
+            self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
+            send(child, signal.SIGTERM)
 
     def climb(self, child: Identity) -> None:
         """Past the deadline: send SIGKILL to every process below this one, new ones included."""
@@ -81,11 +82,6 @@ class StopLadder:
             self._on_event(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
         for process in descendants(os.getpid()):
             send(process, signal.SIGKILL)
-
-    def _begin(self, child: Identity, grace_s: float) -> None:
-        self.begun, self.granted_s = True, grace_s
-        self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
-        send(child, signal.SIGTERM)
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -173,8 +169,8 @@ class Ranks:
     @property
     def first_exception_ns(self) -> int | None:
         """Time of the first recorded failure of a rank, or None."""
-        times_ns = [rank.end.t_ns for rank in self._ranks if rank.failed and rank.end]
-        return min(times_ns, default=None)
+        ends = (rank.end for rank in self._ranks)
+        return min((end.t_ns for end in ends if isinstance(end, ExceptionLine | InvalidLine)), default=None)
 
     @property
     def finished_ns(self) -> int | None:
@@ -195,10 +191,6 @@ class _FollowedRank:
         self._tail = WorkerTail(rank_file(directory, "worker", number))
         self._identity: Identity | None = None
         self.ignored_stop = False
-
-    @property
-    def failed(self) -> bool:
-        return isinstance(self.end, ExceptionLine | InvalidLine)
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""

@@ -132,8 +132,18 @@ class CappedRecords:
     def trim(self) -> None:
         """Drop the middle of each file that is over its cap."""
         for file, kind in self._files.items():
-            if file is self.output or file.path.exists():  # else nothing was recorded yet
-                self._trim_file(file, kind)
+            if file is not self.output and not file.path.exists():  # nothing was recorded yet
+                continue
+            truncated_before = file.truncated
+            try:
+                dropped = file.trim()
+            except OSError as error:
+                self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
+                continue
+            if dropped and file.truncated and not truncated_before:
+                self._events.record(kind, detail="truncated: this file system cannot punch holes")
+            elif dropped and file.dropped_bytes == dropped:
+                self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
 
     def compact(self) -> None:
         """Put one line in place of the dropped bytes; only once no process writes any more."""
@@ -142,15 +152,3 @@ class CappedRecords:
                 file.compact()
             except OSError as error:
                 self._events.record_trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
-
-    def _trim_file(self, file: CappedFile, kind: str) -> None:
-        truncated_before = file.truncated
-        try:
-            dropped = file.trim()
-        except OSError as error:
-            self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
-            return
-        if dropped and file.truncated and not truncated_before:
-            self._events.record(kind, detail="truncated: this file system cannot punch holes")
-        elif dropped and file.dropped_bytes == dropped:
-            self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")

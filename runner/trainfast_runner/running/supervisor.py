@@ -133,23 +133,20 @@ class Supervisor:
         self._events.record("supervisor", pid=os.getpid(), start_ticks=supervisor.start_ticks if supervisor else None)
         self._enter("starting")
         become_subreaper()
-        child = self._launch() if self._start_sampling() else None
+        child = self._launch()
         if child is not None:
             self._watch(child)
             self._end_leftovers()
         self._finish()
 
-    def _start_sampling(self) -> bool:
-        """Start the telemetry; False, with the reason noted, where this user may have no further thread."""
+    def _launch(self) -> Identity | None:
+        """Start the sampler and the training, and return its direct child; None, with the reason noted, where either
+        cannot be started."""
         try:
             self._telemetry.start()
-        except RuntimeError as error:
+        except RuntimeError as error:  # this user may have no further thread
             self._note(spawn_error=f"cannot start the sampler: {error}")
-            return False
-        return True
-
-    def _launch(self) -> Identity | None:
-        """Start the training and return its direct child; None, with the reason noted, if it cannot be executed."""
+            return None
         process = self._take_standby()
         kind = "cold" if process is None else "standby"
         try:

@@ -19,8 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .import_hooks import hook_modules
-from .notes import follow, never_raises
+from .notes import follow, hook_modules, never_raises
 
 MAX_TEXT_CHARACTERS, MAX_ITEMS = 200, 200
 """Chosen, not measured: the most characters kept of a text, and the most items of a list."""

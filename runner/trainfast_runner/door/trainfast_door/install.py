@@ -23,10 +23,10 @@ def install_hooks() -> None:
     run.opened = True
     torch = str(getattr(sys.modules.get("torch"), "__version__", None))
     never_raises(write_door_line)(run.files.directory, "opened", rank=run.files.rank, torch=torch)
-    from . import frameworks, import_hooks, loader_hook, step_hooks
+    from . import frameworks, loader_hook, step_hooks
 
     atexit.register(record_end, run)
-    for hook in (step_hooks, loader_hook, frameworks, import_hooks):
+    for hook in (step_hooks, loader_hook, frameworks):
         never_raises(hook.install)(run)
 
 

@@ -65,11 +65,6 @@ class StrategyEntry:
     """Accelerate's distributed_type; None if Accelerate has none for the strategy."""
 
     @property
-    def copies_gradients(self) -> bool:
-        """True if the reduction buckets hold every gradient a second time, as DDP's do."""
-        return self.memory_rule == "Replicated"
-
-    @property
     def one_device(self) -> bool:
         """True if the strategy uses one device only."""
         return self.one_process and not self.axes
@@ -234,7 +229,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="fsdp",
-        path="fsdp:ShardedDataParallel",
+        path="ddp:ShardedDataParallel",
         wrapper="FSDPModule",
         what="weights, gradients and states cut over devices, gathered block by block",
         speed="moves 1.5x ddp's data",
