@@ -8,14 +8,13 @@ Another process stops a run by its supervisor, or without one ends the run's pro
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,14 +34,13 @@ from trainfast_runner.records.run_directory import (
     RESULT_FILE,
     SANDBOX_FOLDER,
     RunRecords,
+    exclusive_lock,
     is_alive,
-    open_lock,
     read_events,
     read_records,
     read_result,
     read_run_file,
     read_worker_lines,
-    try_exclusive_lock,
     unreadable_reason,
 )
 from trainfast_runner.records.run_lines import Event, TrainingEnd
@@ -180,7 +178,7 @@ def recover_result(directory: Path) -> Result | None:
     run = read_run_file(directory)
     if result is not None or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
         return result
-    with _exclusive_lock(directory) as is_ours:
+    with exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:
             return read_result(directory)
         # The last holder of the lock may have written the result.
@@ -225,21 +223,6 @@ def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
     else:
         parts.append("no end was recorded")
     return Verdict("lost", f"{reason}: {'; '.join(parts)}", error)
-
-
-@contextlib.contextmanager
-def _exclusive_lock(directory: Path) -> Iterator[bool]:
-    """Hold the run's lock for this reader alone; yield False if another process keeps it longer than a reader would."""
-    try:
-        fd = open_lock(directory / ALIVE_LOCK_FILE)
-    except FileNotFoundError:
-        # Without a lock file no process can hold it.
-        yield True
-        return
-    try:
-        yield try_exclusive_lock(fd)
-    finally:
-        os.close(fd)
 
 
 def result_or_none_while_live(directory: Path) -> Result | None:

@@ -153,7 +153,9 @@ class Discovery:
     def _note_parser(self, parser: Any, namespace: Any, unparsed: list[str]) -> None:
         """Note the options of a parser, and of the subcommands' parsers that ran in it; stop at the script's last."""
         actions = [action for each in self._parsers for action in each._actions]
-        own_flags = [_flag_of(action, namespace) for action in actions if _is_option(action)]
+        no_flags = (argparse._HelpAction, argparse._VersionAction)
+        options = [action for action in actions if action.option_strings and not isinstance(action, no_flags)]
+        own_flags = [_flag_of(action, namespace) for action in options]
         names = {name for flag in own_flags for name in flag["names"]}
         self._flags = own_flags + [flag for flag in self._flags if not names & set(flag["names"])]
         kinds = [ancestor.__name__ for ancestor in type(parser).__mro__]
@@ -214,10 +216,6 @@ def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
     keys = names.get("config_keys")
     return config_flags({f"--{key}": names.get(key) for key in keys}) if isinstance(keys, list) else []
-
-
-def _is_option(action: argparse.Action) -> bool:
-    return bool(action.option_strings) and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
 
 
 def _flag_of(action: argparse.Action, namespace: Any) -> dict[str, Any]:

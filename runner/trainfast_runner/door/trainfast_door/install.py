@@ -79,19 +79,10 @@ def record_end(run: ScriptRun) -> None:
     if error is None:
         run.files.write("finished", step=run.taken)
         return
-    chain = process.exception_chain(error)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     phase = phase_of(run, error)
-    run.files.write(
-        "exception",
-        phase=phase,
-        # An evaluation follows a step.
-        step=run.taken + (phase != "evaluation"),
-        type=chain[0]["type"],
-        message=chain[0]["message"],
-        chain=chain,
-        traceback=text[-process.TRACEBACK_CHARACTERS :],
-    )
+    # An evaluation follows a step.
+    step = run.taken + (phase != "evaluation")
+    run.files.write("exception", phase=phase, step=step, **process.exception_fields(error))
 
 
 def phase_of(run: ScriptRun, error: BaseException) -> str | None:

@@ -264,7 +264,7 @@ _STRATEGIES = (
     _PIPELINE,
     StrategyEntry(
         name="naive-mp",
-        path="spread_layers:SpreadLayers",
+        path="pipeline:SpreadLayers",
         wrapper="none",
         what="whole layers on each GPU, one at a time",
         speed="one GPU works at a time",

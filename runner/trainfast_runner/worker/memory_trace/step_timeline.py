@@ -26,8 +26,7 @@ from ..model.optimizer import HALF_DTYPE, build_optimizer
 from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
-from ..strategies.pipeline import cut
-from ..strategies.spread_layers import divide
+from ..strategies.pipeline import cut, divide
 from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment

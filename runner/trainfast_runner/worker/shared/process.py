@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -99,6 +100,13 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
         chain.append({"type": name, "message": message[:MESSAGE_CHARACTERS]})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return chain
+
+
+def exception_fields(error: BaseException) -> dict[str, Any]:
+    """Fields of an `exception` record: type and message, the chain of causes, and the end of the traceback."""
+    chain = exception_chain(error)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {**chain[0], "chain": chain, "traceback": text[-TRACEBACK_CHARACTERS:]}
 
 
 STATUS_NAMES = ("VmPeak", "VmSize", "VmData", "VmHWM", "VmRSS", "RssFile")

@@ -223,7 +223,7 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": NEVER_PRINT_STEPS,
         "wall_clock_breakdown": False,
-        **_precision(knobs.precision),
+        **PRECISIONS.get(knobs.precision, {}),
     }
 
 
@@ -233,15 +233,12 @@ def _buffer(largest: int, dp_degree: int) -> int:
     return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 
-def _precision(name: str) -> dict[str, Any]:
-    """Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy."""
-    if name == "fp16":
-        return {"fp16": {"enabled": True, "loss_scale": 0}}
-    if name == "bf16":
-        return {"bf16": {"enabled": True}}
-    if name == "bf16-pure":
-        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    return {}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp16": {"fp16": {"enabled": True, "loss_scale": 0}},
+    "bf16": {"bf16": {"enabled": True}},
+    "bf16-pure": {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}},
+}
+"""Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy."""
 
 
 REASON_CHARACTERS = 100
