@@ -83,7 +83,7 @@ def test_an_unreadable_image_is_named_in_one_line(train, tmp_path, workers):
 
 @pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
-    from trainfast_runner.worker.data.images import image_samples
+    from trainfast_runner.worker.data.samples import image_samples
 
     config = SimpleNamespace(model_type="vit", image_size=16, num_channels=3, num_labels=2)
     samples, others = (image_samples(image_paths, config, seed, Path(), print) for seed in (3, 4))

@@ -28,7 +28,7 @@ from trainfast_runner.records.capped_file import OUTPUT_FILE, last_line, read_lo
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.records.run_file import DISCOVERED_FILE, Discovered
 from trainfast_runner.running.command import ScriptCommand, read_command
-from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message, sandbox
+from trainfast_runner.running.planning import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message, sandbox
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
 from trainfast_runner.worker.shared.process import die_with_parent

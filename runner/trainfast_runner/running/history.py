@@ -229,30 +229,23 @@ def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> Prun
         raise UserError("runs prune needs a limit: --keep N, --older-than AGE or both", key="--keep")
     now_s = time.time()
     kept_ids = [] if keep is None else _kept_runs(home, keep)
-    older_cutoff = NEWER_THAN_ALL
-    if older_than_s is not None:
-        older_cutoff = time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s)))
+    oldest_s = None if older_than_s is None else max(0.0, now_s - older_than_s)
+    older_cutoff = NEWER_THAN_ALL if oldest_s is None else time.strftime(STAMP_FORMAT, time.gmtime(oldest_s))
     cutoff = min([older_cutoff, *kept_ids])
     """The id before which searches may be deleted; ids sort by time."""
     every_search = search_directories(home)
     conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
     live_ids, needed_searches = [], set(conducted_names)
-    for directory in map(home.directory, home.run_ids()):
-        run_id = directory.name
-        if not _is_from_launch(directory):
-            continue
-        run = read_run_file(directory)
-        search_id = None if run is None else run.search_id
-        if unfinished_host(directory, run) is not None:
-            needed_searches.add(search_id or "")
-            continue
-        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
+    for directory in filter(_is_from_launch, map(home.directory, home.run_ids())):
+        run_id, run = directory.name, read_run_file(directory)
+        search_id = run.search_id or "" if run is not None else ""
         is_old = run_id < older_cutoff and run_id not in kept_ids
-        if is_live and is_old:
+        if not is_old or unfinished_host(directory, run) is not None:
+            needed_searches.add(search_id)
+        elif is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names:
             live_ids.append(run_id)
-        if is_live or not is_old:
-            needed_searches.add(search_id or "")
+            needed_searches.add(search_id)
         else:
             runs[run_id] = disk_bytes(directory)
     live_ids += sorted(search_id for search_id in conducted_names if search_id < cutoff)

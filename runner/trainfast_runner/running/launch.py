@@ -38,8 +38,7 @@ from trainfast_runner.records.run_directory import (
     shared_lock,
 )
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.running.planning import RunPlan, busy_with, refuse_busy
-from trainfast_runner.running.script_plan import RUN_VARIABLE, sandbox
+from trainfast_runner.running.planning import RUN_VARIABLE, RunPlan, busy_with, refuse_busy, sandbox
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 

@@ -37,9 +37,8 @@ from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, 
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
 from trainfast_runner.running.present_state import STOP_GRACE_S
-from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
+from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, Standby, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
-from trainfast_runner.running.standby import Standby
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, delete_states, free_bytes

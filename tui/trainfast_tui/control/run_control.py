@@ -63,7 +63,7 @@ class RunControl:
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
-        from trainfast_runner.running.script_plan import plan_spec
+        from trainfast_runner.running.planning import plan_spec
         from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..memory.memory_meter import MemoryMeter
-from ..model.compilation import CompileWatch
+from ..model.build import CompileWatch
 from ..shared.words import STEP_PHASES
 from .record_file import WorkerLog
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
 from ..data.samples import Batch
-from ..model.compilation import compiled, unwrap
+from ..model.build import compiled, unwrap
 from ..model.objective import Objective
 from ..model.optimizer import Precision, build_optimizer
 from ..model.weights import init_weights
