@@ -22,8 +22,7 @@ from .memory.memory_meter import MemoryMeter
 from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
-from .model.objective import Objective, logits_of
-from .model.optimizer import class_name, dtype_name, implementation, optimizer_class
+from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
 from .records.record_file import WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from ..catalog import STRATEGIES
 from ..data.samples import Batch
 from ..model.build import compiled, unwrap
-from ..model.objective import Objective
-from ..model.optimizer import Precision, build_optimizer
+from ..model.optimizer import Objective, Precision, build_optimizer
 from ..model.weights import init_weights
 from ..spec import Knobs
 

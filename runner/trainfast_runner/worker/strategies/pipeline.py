@@ -25,8 +25,7 @@ from ..catalog import SCHEDULES
 from ..data.samples import Batch
 from ..invalid import InvalidInput
 from ..model.model_config import active_share, head_size
-from ..model.objective import Objective
-from ..model.optimizer import build_optimizer, dtype_name
+from ..model.optimizer import Objective, build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn, init_weights, transformer_blocks
 from ..spec import Knobs
 from .base import Strategy, visible_gpus
