@@ -200,7 +200,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="ddp:DataParallelStrategy",
+        path="base:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
@@ -213,7 +213,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="ddp",
-        path="ddp:DistributedDataParallelStrategy",
+        path="base:DistributedDataParallelStrategy",
         wrapper="DistributedDataParallel",
         what="a process a device, each with the whole model, one gradient all-reduce that overlaps with the backward",
         speed="nearly N times one device when the link keeps up",
@@ -229,7 +229,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="fsdp",
-        path="ddp:ShardedDataParallel",
+        path="base:ShardedDataParallel",
         wrapper="FSDPModule",
         what="weights, gradients and states cut over devices, gathered block by block",
         speed="moves 1.5x ddp's data",

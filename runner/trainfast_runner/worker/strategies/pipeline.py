@@ -28,8 +28,7 @@ from ..model.model_config import active_share, head_size
 from ..model.optimizer import Objective, build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn, init_weights, transformer_blocks
 from ..spec import Knobs
-from .base import Strategy, visible_gpus
-from .ddp import MeshStrategy
+from .base import MeshStrategy, Strategy, visible_gpus
 
 
 class PipelineParallel(MeshStrategy):

@@ -29,7 +29,7 @@ from ..invalid import InvalidInput
 from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from .ddp import FullyShardedStrategy, MeshStrategy, mesh_of, shard_in_turn
+from .base import FullyShardedStrategy, MeshStrategy, mesh_of, shard_in_turn
 
 
 class TensorParallel(MeshStrategy):
