@@ -138,8 +138,7 @@ class StopRequests:
             self._requests.append(signum)
 
 
-STDIN = 0
-PACKET_BYTES = 1 << 16
+STDIN, PACKET_BYTES = 0, 1 << 16
 ENDS_WITHIN_S = 1.0
 """Seconds for a waiting process to end by itself once its socket is closed; it looks for that twice a second."""
 IMPORTS_WITHIN_S, GOES_WITHIN_S = 120.0, 5.0

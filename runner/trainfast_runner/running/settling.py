@@ -65,10 +65,7 @@ from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, delete_states
 NO_FIGURES = "the figures of this run could not be computed"
 TAIL_LINES = 400
 """Lines at the end of the output that the verdict looks through."""
-KERNEL_STATES = {
-    "D": "state D (uninterruptible sleep)",
-    "Z": "state Z (ended, but its tracer keeps it)",
-}
+KERNEL_STATES = {"D": "state D (uninterruptible sleep)", "Z": "state Z (ended, but its tracer keeps it)"}
 
 
 def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Verdict], None] | None = None) -> Result:

@@ -199,11 +199,7 @@ class Layout:
     """Modules for the last stage only."""
 
 
-_LLAMA = Layout(
-    "model.layers",
-    {"model.embed_tokens": None},
-    {"model.norm": nn.Identity, "lm_head": None},
-)
+_LLAMA = Layout("model.layers", {"model.embed_tokens": None}, {"model.norm": nn.Identity, "lm_head": None})
 LAYOUTS: dict[str, Layout] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
