@@ -100,7 +100,7 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
 
 @pytest.mark.ci
 def test_images_are_drawn_alike_and_once(tmp_path, monkeypatch):
-    from trainfast_runner.worker.data import images
+    from trainfast_runner.worker.data import samples as images
 
     monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     notices = []

@@ -27,17 +27,13 @@ MAX_CHOICES = 100
 """Choices listed for a flag; `choices=range(...)` may have millions."""
 REPORT_FILE = "discovered.json"
 """The file that discovery writes."""
-FRAMEWORK_OF_MODULE = (
-    ("transformers.trainer", "HF Trainer"),
-    ("transformers.trainer_seq2seq", "HF Trainer"),
-    ("transformers.training_args", "HF Trainer"),
-    ("transformers.training_args_seq2seq", "HF Trainer"),
-    ("trl.trainer", "HF Trainer"),
-    ("accelerate", "accelerate"),
-    ("lightning", "Lightning"),
-    ("pytorch_lightning", "Lightning"),
-)
-"""The module or package that a global of the script comes from, and its framework."""
+TRAINER_MODULES = ("trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq")
+MODULES_OF_FRAMEWORK = {
+    "HF Trainer": (*(f"transformers.{name}." for name in TRAINER_MODULES), "trl.trainer."),
+    "accelerate": ("accelerate.",),
+    "Lightning": ("lightning.", "pytorch_lightning."),
+}
+"""Each framework, and the modules or packages that a global of its script comes from."""
 
 
 def main() -> None:
@@ -189,14 +185,10 @@ def _follow_method(module: Any, method: str, before: Callable[..., None]) -> Non
 @never_raises
 def frameworks_of(names: dict[str, Any]) -> list[str] | None:
     """The frameworks that a script's globals come from; None after an error."""
-    modules = [getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in list(names.values())]
-    return list(
-        dict.fromkeys(
-            framework
-            for prefix, framework in FRAMEWORK_OF_MODULE
-            if any(f"{module}.".startswith(f"{prefix}.") for module in modules)
-        )
-    )
+    values = list(names.values())
+    modules = [f"{getattr(value, '__module__', None) or getattr(value, '__name__', '')}." for value in values]
+    frameworks = MODULES_OF_FRAMEWORK.items()
+    return [framework for framework, starts in frameworks if any(module.startswith(starts) for module in modules)]
 
 
 def config_flags(values: Mapping[str, Any], prefix: str = "") -> list[dict[str, Any]]:
