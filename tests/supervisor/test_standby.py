@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -68,10 +69,13 @@ def plan(*settings):
 
 def waiting(pid=None):
     """The waiting training processes below that process."""
-    below = psutil.Process(pid or os.getpid()).children(recursive=True)
-    return [
-        one for one in below if "standby" in one.cmdline() and any(w.endswith("bootstrap.py") for w in one.cmdline())
-    ]
+    found = []
+    for one in psutil.Process(pid or os.getpid()).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            words = one.cmdline()
+            if "standby" in words and any(word.endswith("bootstrap.py") for word in words):
+                found.append(one)
+    return found
 
 
 def kept(plan, home):
