@@ -13,8 +13,7 @@ from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import launch
-from trainfast_runner.running.planning import plan_run
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import plan_run, plan_script
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"

@@ -8,7 +8,7 @@ from own_scripts.conftest import PYTHON, files_below, preset_of, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import plan_script
 from trainfast_runner.search.best.question import open_best, plan_script_best
 from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.search.conductor import end_run

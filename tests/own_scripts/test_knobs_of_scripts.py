@@ -4,7 +4,7 @@ import pytest
 
 from own_scripts.conftest import run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import plan_script
 from trainfast_runner.settings import script_preset
 
 MAPPING = """

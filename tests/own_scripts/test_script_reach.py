@@ -9,7 +9,7 @@ from own_scripts.conftest import SCRIPTS
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import ScriptFigures
 from trainfast_runner.running.command import read_command
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import plan_script
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, check_reach, reach_of, unreachable_reason
 

@@ -10,7 +10,7 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import plan_script
 from trainfast_runner.search.batch_conductor import BatchConductor, open_batch, plan_script_batch
 from trainfast_runner.search.conductor import SearchCaller, conduct, end_if_live
 from trainfast_runner.search.journal import Conducted, JournalWriter

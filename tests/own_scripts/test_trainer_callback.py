@@ -8,7 +8,7 @@ import pytest
 from transformers import TrainerCallback, TrainingArguments
 
 from trainfast_runner.door.trainfast_door import frameworks
-from trainfast_runner.door.trainfast_door.import_hooks import hook_modules
+from trainfast_runner.door.trainfast_door.notes import hook_modules
 from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 

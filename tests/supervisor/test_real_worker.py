@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import until
 from trainfast_runner import worker
-from trainfast_runner.running.stopping import request_stop
+from trainfast_runner.running.settling import request_stop
 from trainfast_runner.settings.knobs import defaults
 
 BOOTSTRAP = str(Path(worker.__file__).parent / "bootstrap.py")

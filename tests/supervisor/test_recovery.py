@@ -18,8 +18,7 @@ from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.run_directory import is_alive, read_result, shared_lock
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import run_state
-from trainfast_runner.running.settling import recover_result
-from trainfast_runner.running.stopping import request_stop, stop_unsupervised
+from trainfast_runner.running.settling import recover_result, request_stop, stop_unsupervised
 from trainfast_runner.worker.shared.host import states_folder
 
 

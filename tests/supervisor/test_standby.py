@@ -22,7 +22,7 @@ from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.running.stopping import request_stop
+from trainfast_runner.running.settling import request_stop
 from trainfast_runner.settings.spec import resolve
 
 pytestmark = [pytest.mark.long, pytest.mark.ci, pytest.mark.xdist_group("standby")]

@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.present_state import run_state
-from trainfast_runner.running.stopping import kill_now, request_stop
+from trainfast_runner.running.settling import kill_now, request_stop
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 from .conftest import process_exists, until

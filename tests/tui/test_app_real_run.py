@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.running.follower import Follower
-from trainfast_runner.running.stopping import kill_now
+from trainfast_runner.running.settling import kill_now
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.session import Session
 

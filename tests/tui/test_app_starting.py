@@ -19,7 +19,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.running import launch, script_plan
+from trainfast_runner.running import launch, planning
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import run_app
 from trainfast_tui.control.messages import NextRunPredicted
@@ -56,7 +56,7 @@ class Launches:
 @pytest.fixture
 def launches(home: Home, monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches(home)
-    monkeypatch.setattr(script_plan, "plan_spec", found.plan)
+    monkeypatch.setattr(planning, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
     return found
 

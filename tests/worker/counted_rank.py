@@ -18,7 +18,7 @@ from trainfast_runner.worker.data.samples import random_samples
 from trainfast_runner.worker.loop import forward_backward
 from trainfast_runner.worker.model.build import build_model
 from trainfast_runner.worker.model.model_config import resolve_config, vocab_size
-from trainfast_runner.worker.model.objective import Objective
+from trainfast_runner.worker.model.optimizer import Objective
 from trainfast_runner.worker.spec import knobs_of
 from trainfast_runner.worker.strategies.base import make_strategy
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from worker_knobs import llama, worker_knobs
 
-from trainfast_runner.worker.model.compilation import mode_of
+from trainfast_runner.worker.model.build import mode_of
 
 SMALLEST = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 

@@ -74,5 +74,5 @@ def test_a_training_that_fails_on_a_full_disk_ends_at_once(tmp_path: Path) -> No
 
 
 def test_output_that_a_full_disk_does_not_take_holds_no_end_up() -> None:
-    program = "from trainfast_runner.worker.exit_now import exit_now; print('unwritten'); exit_now(3)"
+    program = "from trainfast_runner.worker.shared.process import exit_now; print('unwritten'); exit_now(3)"
     assert run_with_full_output(program) == 3

@@ -6,7 +6,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 from worker_knobs import knob_values
 
 from trainfast_runner.worker.data import images
-from trainfast_runner.worker.data.images import image_samples
+from trainfast_runner.worker.data.samples import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.memory_trace.step_timeline import read_request, trace_step
 from trainfast_runner.worker.model.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample

@@ -83,7 +83,7 @@ def test_an_unreadable_image_is_named_in_one_line(train, tmp_path, workers):
 
 @pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
-    from trainfast_runner.worker.data.images import image_samples
+    from trainfast_runner.worker.data.samples import image_samples
 
     config = SimpleNamespace(model_type="vit", image_size=16, num_channels=3, num_labels=2)
     samples, others = (image_samples(image_paths, config, seed, Path(), print) for seed in (3, 4))
@@ -100,7 +100,7 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
 
 @pytest.mark.ci
 def test_images_are_drawn_alike_and_once(tmp_path, monkeypatch):
-    from trainfast_runner.worker.data import images
+    from trainfast_runner.worker.data import samples as images
 
     monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     notices = []

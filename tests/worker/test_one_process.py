@@ -15,7 +15,7 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.model.build import build_model
 from trainfast_runner.worker.model.optimizer import Precision
 from trainfast_runner.worker.model.weights import init_weights
-from trainfast_runner.worker.strategies.ddp import DataParallelStrategy
+from trainfast_runner.worker.strategies.base import DataParallelStrategy
 
 CPU = torch.device("cpu")
 LLAMA = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)

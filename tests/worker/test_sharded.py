@@ -146,7 +146,7 @@ def test_layers_are_spread_in_order_and_fetch_their_inputs():
     knobs, cpu = in_worker("spec").knobs_of(knob_values()), torch.device("cpu")
     model = in_worker("model.build").build_model(config, "causal-lm", knobs, cpu)
     parts = in_worker("model.weights").init_in_turn(model, 0, cpu)
-    in_worker("strategies.spread_layers").spread_parts(model, parts, [cpu, torch.device("meta")])
+    in_worker("strategies.pipeline").spread_parts(model, parts, [cpu, torch.device("meta")])
     places = [next(block.parameters()).device.type for block in model.model.layers]
     # The final norm makes the last device's share the larger one.
     assert places == ["cpu", "cpu", "meta"]

@@ -8,14 +8,15 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, write_atomically
-from trainfast_runner.records.run_lines import Count
+from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, open_to_append, write_atomically
+from trainfast_runner.records.run_lines import Count, Step
+from trainfast_runner.records.tick import Tick
 
 CAP_BYTES = 64 << 20
 """The cap of `output.log`, of each `steps*.jsonl` and of `telemetry.jsonl`."""
@@ -33,30 +34,21 @@ def head_of(cap_bytes: int) -> int:
 HEAD_BYTES = head_of(CAP_BYTES)
 
 
-def dropped_text(size: str) -> str:
-    """The line that replaces dropped bytes of output."""
-    return f"[trainfast-tui: {size} bytes of output were dropped here]"
-
-
-class Timed(Protocol):
-    """A record with its time."""
-
-    @property
-    def t_ns(self) -> int:
-        """CLOCK_MONOTONIC nanoseconds."""
+OUTPUT_MARK = b"[trainfast-tui: %b bytes of output were dropped here]\n"
+RECORDS_MARK = b'{"dropped_bytes":%b}\n'
+"""The line that replaces so many dropped bytes of output, and of records."""
 
 
 class CappedFile:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
     `dropped_bytes` counts the bytes dropped; `truncated` is True once the file system could not punch holes, and
-    everything after the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted
-    file.
+    everything after the head was cut instead. `mark` stands for dropped bytes in the compacted file.
     """
 
-    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] | None = None) -> None:
+    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: bytes = OUTPUT_MARK) -> None:
         self.path = path
-        self._mark = mark or (lambda dropped: f"{dropped_text(str(dropped))}\n".encode())
+        self._mark = mark
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
@@ -65,7 +57,7 @@ class CappedFile:
 
     def open(self) -> int:
         """A descriptor to append to the file; only its owner can read the file."""
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return open_to_append(self.path)
 
     def trim(self) -> int:
         """Drop the middle of a file over its cap; return the bytes dropped. Raises OSError."""
@@ -97,7 +89,7 @@ class CappedFile:
         head = head[: head.rfind(b"\n") + 1] or head + b"\n"
         # A hole ends within a line; after a truncation the next write begins one.
         whole_lines = 0 if self.truncated else tail.find(b"\n") + 1
-        write_atomically(self.path, head + self._mark(self.dropped_bytes) + tail[whole_lines:])
+        write_atomically(self.path, head + self._mark % str(self.dropped_bytes).encode() + tail[whole_lines:])
 
 
 def _punch(fd: int, start: int, length: int) -> bool:
@@ -107,8 +99,7 @@ def _punch(fd: int, start: int, length: int) -> bool:
     return int(libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, start, length)) == 0
 
 
-_MARK = b'{"dropped_bytes":'
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=Step | Tick)
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +123,7 @@ class RecordTail(Tail[T]):
 
     def decode(self, line: bytes) -> T | None:
         """The record of this line; None for a mark, and for one seen before. Raises msgspec.DecodeError for damage."""
-        if line.startswith(_MARK):
+        if line.startswith(RECORDS_MARK.partition(b"%")[0]):
             self._marked_bytes += msgspec.json.decode(line, type=Dropped).dropped_bytes
             return None
         record = super().decode(line)
@@ -148,7 +139,7 @@ class RecordTail(Tail[T]):
 
 def capped_records(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
     """A file of records, held under `cap_bytes` as `output.log` is."""
-    return CappedFile(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)
+    return CappedFile(path, cap_bytes, RECORDS_MARK)
 
 
 OUTPUT_FILE = "output.log"
@@ -186,7 +177,7 @@ def read_log(
             data = _before(fd, size, length)
     finally:
         os.close(fd)
-    mark = f"\n{dropped_text('many')}\n".encode()
+    mark = b"\n" + OUTPUT_MARK % b"many"
     # A hole is far longer than zeros that a program has written.
     text = re.sub(rb"\0{65536,}", mark, data.rstrip(b"\0")).replace(b"\0", b"").decode(errors="replace")
     whole_lines = text.removesuffix("\n").split("\n") if text else []

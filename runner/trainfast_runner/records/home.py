@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import platformdirs
@@ -17,13 +17,13 @@ import platformdirs
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.json_lines import read_regular, write_atomically
 from trainfast_runner.records.run_directory import (
+    exclusive_lock,
     is_alive_after_grace,
     is_listed,
     is_locked,
     is_unfinished,
     locked,
     read_run_file,
-    try_exclusive_lock,
 )
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE, OnWait, make_private
@@ -287,14 +287,9 @@ def search_directories(home: Home) -> list[Path]:
     return [directory for search_id in sorted(ids) if has_journal(directory := home.search_directory(search_id))]
 
 
-@contextmanager
-def conductor_lock(directory: Path) -> Iterator[bool]:
+def conductor_lock(directory: Path) -> AbstractContextManager[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""
-    fd = os.open(directory / SEARCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield try_exclusive_lock(fd)
-    finally:
-        os.close(fd)
+    return exclusive_lock(directory / SEARCH_LOCK_FILE, create=True)
 
 
 def is_conducted(directory: Path) -> bool:

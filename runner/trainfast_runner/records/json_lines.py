@@ -134,25 +134,33 @@ def newest(records: Sequence[object], kind: type[T]) -> T | None:
 
 
 class Appender:
-    """Appends records, one `write()` a line, to a file opened O_APPEND. A full disk raises OSError."""
+    """Appends records, one `write()` a line, to a file opened O_APPEND by the first. A full disk raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._fd = -1
         self._encoder = msgspec.json.Encoder()
         self._torn = False
 
     def write(self, record: msgspec.Struct) -> None:
         """Append one line; None fields become null. The line after one cut short begins on a line of its own."""
+        if self._fd < 0:
+            self._fd = open_to_append(self._path)
         line = (b"\n" if self._torn else b"") + self._encoder.encode(record) + b"\n"
         self._torn = os.write(self._fd, line) < len(line)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file; further writes are errors. Does nothing when it is closed."""
+        """Close the file. Does nothing when it is closed."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def open_to_append(path: Path) -> int:
+    """Return a descriptor to append to the file, which only its owner can read. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def read_cached(path: Path, type: type[T]) -> T | None:

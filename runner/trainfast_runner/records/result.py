@@ -31,32 +31,32 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that a distrusted counter gives no figure."""
 
 
-class ThrottledDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """Throttling of one watched device over the measured window, by cause."""
+class ThrottleFractions(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the measured window in which a device was throttled, by cause, and its clock loss: 1 - SM clock /
+    maximum SM clock, the mean over the window's time in which the GPU was not idle."""
 
-    index: int | None = None
-    uuid: str | None = None
     thermal_fraction: float | None = None
     power_fraction: float | None = None
     brake_fraction: float | None = None
     sync_boost_fraction: float | None = None
+    clock_loss_fraction: float | None = None
+
+
+class ThrottledDevice(ThrottleFractions, frozen=True, kw_only=True):
+    """Throttling of one watched device."""
+
+    index: int | None = None
+    uuid: str | None = None
     throttled_ms: dict[str, float | None] = {}
     lost_ms_per_step: dict[str, float | None] = {}
     """None for every cause on a GPU that the run only watches."""
-    clock_loss_fraction: float | None = None
     temperature_c: float | None = None
     """The temperature when the window began."""
 
 
-class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the measured window in which the worst watched device was throttled, by cause, and the worst clock loss:
-    1 - SM clock / maximum SM clock, the mean over the window's time in which the GPU was not idle."""
+class Throttle(ThrottleFractions, frozen=True, kw_only=True):
+    """Throttling of the worst watched device, for each cause and the clock loss."""
 
-    thermal_fraction: float | None = None
-    power_fraction: float | None = None
-    brake_fraction: float | None = None
-    sync_boost_fraction: float | None = None
-    clock_loss_fraction: float | None = None
     devices: list[ThrottledDevice] = []
 
 

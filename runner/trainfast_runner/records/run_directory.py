@@ -77,9 +77,18 @@ def is_locked(path: Path, against: int) -> bool:
     return False
 
 
-def try_exclusive_lock(fd: int) -> bool:
-    """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
-    return wait_for_lock(fd, fcntl.LOCK_EX, within_s=READERS_WITHIN_S)
+@contextmanager
+def exclusive_lock(path: Path, *, create: bool) -> Iterator[bool]:
+    """Hold the lock of this file alone; False if another process keeps it longer than a reader, which has it for an
+    instant. With no file, and none to `create`, no process can hold it. Raises OSError."""
+    if not create and not path.exists():
+        yield True
+        return
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if create else open_lock(path)
+    try:
+        yield wait_for_lock(fd, fcntl.LOCK_EX, within_s=READERS_WITHIN_S)
+    finally:
+        os.close(fd)
 
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:
@@ -117,6 +126,8 @@ RESULT_FILE = "result.json"
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
 SUPERVISOR_LOG = "supervisor.log"
+SANDBOX_FOLDER = "sandbox"
+"""The folder of a trial's files, as the hooks in the script name it."""
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 POLL_S = 0.02

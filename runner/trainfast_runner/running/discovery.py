@@ -1,9 +1,15 @@
-"""Discovery: run a script to its argument parser in a sandbox and read the flags that it has."""
+"""Discovery: run a script to its argument parser in a sandbox and read the flags that it has.
+
+`python -m trainfast_runner.running.discovery COMMAND...` runs a command and ends all that it leaves: a process that
+leaves its session and clears its environment stays below its nearest subreaper, which is that program. SIGTERM, or the
+end of the program that started it, ends the command.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,19 +23,22 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
+from trainfast_runner.machine.processes import become_subreaper, collect_orphans, descendants, send
 from trainfast_runner.records.capped_file import OUTPUT_FILE, last_line, read_log
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.records.run_file import DISCOVERED_FILE, Discovered
-from trainfast_runner.running import contained
 from trainfast_runner.running.command import ScriptCommand, read_command
-from trainfast_runner.running.contained import sandbox
-from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
+from trainfast_runner.running.planning import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message, sandbox
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
+from trainfast_runner.worker.shared.process import die_with_parent
 
 LIMIT_S = 30.0
 """Time for a script to reach its parser; then the script is ended."""
-POLL_S = 0.2
+POLL_S, POLL_COMMAND_S = 0.2, 0.02
+"""Seconds between two looks at a cancel, and at the contained command."""
+END_S = 5.0
+"""Seconds after which a process that does not die of SIGKILL is left."""
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes at the output's end that are searched for its last line, and most characters of this line in an error."""
 NO_TORCH = "No module named 'torch'"
@@ -94,7 +103,7 @@ def _run(
     environment[RUN_VARIABLE] = str(folder)
     with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
-            [*(sys.executable, "-P", "-m", contained.__name__), interpreter, "-c", FIND_FLAGS, folder, *command.script],
+            [sys.executable, "-P", "-m", __name__, interpreter, "-c", FIND_FLAGS, folder, *command.script],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -138,3 +147,26 @@ def preset_of(
         cwd=cwd,
         framework=discovered.framework or "",
     )
+
+
+def contain(command: list[str]) -> int:
+    """Run the command to its end and return its exit code, 128 and the signal's number after a signal."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    die_with_parent(signal.SIGTERM)
+    become_subreaper()
+    process = subprocess.Popen(command, start_new_session=True)
+    while (code := process.poll()) is None and not asked:
+        time.sleep(POLL_COMMAND_S)
+    deadline_s = time.monotonic() + END_S
+    while collect_orphans() and time.monotonic() < deadline_s:
+        for leftover in descendants(os.getpid()):
+            send(leftover, signal.SIGKILL)
+        time.sleep(POLL_COMMAND_S)
+    if code is None:
+        return 128 + signal.SIGTERM
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(contain(sys.argv[1:]))

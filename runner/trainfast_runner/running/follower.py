@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -246,7 +246,7 @@ class Follower:
             events=tuple(self._events.kept),
             synthetic=previous.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
-            unreadable_lines=sum(tail.unreadable for tail in self._tails()),
+            unreadable_lines=sum(file.tail.unreadable for file in self._files()),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
@@ -274,9 +274,8 @@ class Follower:
                 self._live.renew(self._snapshot.run_file, self._steps, self._ticks.kept, self._events.kept, join)
         return self._log.read() or grew or bool(events or ticks)
 
-    def _tails(self) -> Iterator[Tail[Any]]:
-        files: list[FollowedFile[Any]] = [*self._step_files.values(), *self._line_files.values()]
-        return (file.tail for file in (*files, self._ticks, self._events))
+    def _files(self) -> list[FollowedFile[Any]]:
+        return [*self._step_files.values(), *self._line_files.values(), self._ticks, self._events]
 
     def _step_join(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""

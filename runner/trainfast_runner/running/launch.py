@@ -27,12 +27,17 @@ from trainfast_runner.machine.telemetry.topology import read_links_among
 from trainfast_runner.machine.warm_python import WARM, StandbyKey, WarmPython
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.home import Home, cache_directory, home_error
-from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
+from trainfast_runner.records.json_lines import open_to_append, write_atomically
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    RUN_FILE,
+    SANDBOX_FOLDER,
+    SUPERVISOR_LOG,
+    read_run_file,
+    shared_lock,
+)
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
-from trainfast_runner.running.planning import RunPlan, busy_with, refuse_busy
-from trainfast_runner.running.script_plan import RUN_VARIABLE
+from trainfast_runner.running.planning import RUN_VARIABLE, RunPlan, busy_with, refuse_busy, sandbox
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import CPU
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
@@ -105,11 +110,9 @@ def keep_standby(plan: RunPlan, home: Home) -> None:
     Keeps none for a script, where memory is short, and beside a run on the same device: on a CPU its imports take what
     is timed, and on a GPU a core.
     """
-    is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
-    if plan.script is not None or not (is_beside or busy_with(plan, home) is None):
-        return
     plan = _with_thread_policy(plan)
-    if (key := standby_key(plan)) is None:
+    is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
+    if (key := standby_key(plan)) is None or not (is_beside or busy_with(plan, home) is None):
         return
     folder = home.create().path / "standby"
     make_private(folder)
@@ -216,13 +219,15 @@ def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
 def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: str) -> None:
     """Give the run to the standby, or start a supervisor, each in a session of its own; return once it has the run."""
     if standby is not None:
-        with suppress(OSError):  # it has died meanwhile
-            if _has_taken(standby.give(directory), directory, STANDBY_HANDOVER_S):
+        cold_reason = "the standby died"
+        with suppress(OSError):
+            supervisor = standby.give(directory)
+            if _has_taken(supervisor, directory, STANDBY_HANDOVER_S):
                 return
+            if supervisor.poll() is None:
+                cold_reason = "the standby's supervisor did not answer"
         standby.end()
-        cold_reason = "the standby's supervisor did not answer"
-    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
+    with os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],
             stdin=subprocess.DEVNULL,
@@ -230,8 +235,6 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
             stderr=log,
             start_new_session=True,
         )
-    finally:
-        os.close(log)
     if not _has_taken(process, directory, HANDOVER_S):
         # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
         process.send_signal(signal.SIGUSR1)

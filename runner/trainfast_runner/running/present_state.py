@@ -215,14 +215,9 @@ def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Ide
     return processes[-1] if processes and is_running(processes[-1]) else None
 
 
-def supervisor_of(directory: Path) -> Identity | None:
-    """The run's supervisor if it is running."""
-    return recorded_process(read_run_file(directory), "supervisor", StateEvents(directory).read())
-
-
-def launched_child_of(directory: Path) -> Identity | None:
-    """The training's direct child (python, or torchrun) if it is running."""
-    return recorded_process(read_run_file(directory), "launched", StateEvents(directory).read())
+def process_of(directory: Path, kind: str) -> Identity | None:
+    """The run's `supervisor`, or the direct child that it `launched` (python, or torchrun), if it is running."""
+    return recorded_process(read_run_file(directory), kind, StateEvents(directory).read())
 
 
 def _started_ranks(directory: Path) -> list[Identity]:

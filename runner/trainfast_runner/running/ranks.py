@@ -1,24 +1,47 @@
-"""The ranks of a running training: followed through their records and processes, and ended by a ladder of signals."""
+"""The processes of a training: a standby that waits for its run, and ranks, followed and ended by a ladder of signals.
+
+`python -P -m trainfast_runner.running.supervisor --standby ORDER` waits with its training process, as its child, with
+the socket of the one who keeps the standby as standard input. The fields of ORDER, in JSON: `argv` and `env` of the
+training process as they would be for a run, `imports` and `questions` of the worker's standby.py, `ranks` as of
+`StandbyKey`, and `output`, the file of what the process prints, which becomes the run's.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import math
 import os
 import re
 import select
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from trainfast_runner.machine.processes import Identity, descendants, is_running, send
-from trainfast_runner.records import worker_lines
-from trainfast_runner.records.capped_file import CappedFile, GrowingLog
+from trainfast_runner.machine.processes import Identity, become_subreaper, descendants, is_running, send
+from trainfast_runner.machine.training_python import own_environment
+from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, GrowingLog
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.run_directory import NO_STEP, rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.records.worker_lines import (
+    EndLine,
+    ExceptionLine,
+    FinishedLine,
+    IgnoredStopLine,
+    InvalidLine,
+    PhaseLine,
+    SignalLine,
+    StartedLine,
+    TroubleLine,
+    WorkerTail,
+)
 from trainfast_runner.results.script_steps import no_step_reason
 
 
@@ -43,8 +66,7 @@ class StopLadder:
         if self.asked_ns is not None:
             return
         self.asked_ns = time.monotonic_ns()
-        if not self.begun:
-            self._begin(child, self.granted_s)
+        self.tear_down(child, self.granted_s)
         self._on_event(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
 
     def kill_now(self, child: Identity) -> None:
@@ -57,9 +79,11 @@ class StopLadder:
         self.climb(child)
 
     def tear_down(self, child: Identity, grace_s: float) -> None:
-        """End a broken training, without a request."""
+        """Send SIGTERM, and SIGKILL after `grace_s`, as a broken training needs without a request; once only."""
         if not self.begun:
-            self._begin(child, grace_s)
+            self.begun, self.granted_s = True, grace_s
+            self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
+            send(child, signal.SIGTERM)
 
     def climb(self, child: Identity) -> None:
         """Past the deadline: send SIGKILL to every process below this one, new ones included."""
@@ -70,11 +94,6 @@ class StopLadder:
             self._on_event(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
         for process in descendants(os.getpid()):
             send(process, signal.SIGKILL)
-
-    def _begin(self, child: Identity, grace_s: float) -> None:
-        self.begun, self.granted_s = True, grace_s
-        self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
-        send(child, signal.SIGTERM)
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -100,7 +119,7 @@ class StopRequests:
         for fd in (self._readable, *others):
             poll.register(fd, select.POLLIN)
         poll.poll(timeout_s * 1000)
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while os.read(self._readable, 512):
                 continue
 
@@ -117,6 +136,103 @@ class StopRequests:
     def _note(self, signum: int, _frame: object) -> None:
         if signum in STOP_SIGNALS:
             self._requests.append(signum)
+
+
+STDIN, PACKET_BYTES = 0, 1 << 16
+ENDS_WITHIN_S = 1.0
+"""Seconds for a waiting process to end by itself once its socket is closed; it looks for that twice a second."""
+IMPORTS_WITHIN_S, GOES_WITHIN_S = 120.0, 10.0
+"""Chosen, not measured: seconds for a process to take its run, while it still imports and after that."""
+
+
+class Standby:
+    """A training process that waits for its run, alone or as the ranks of torchrun."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Start the process. Raises OSError if it does not start."""
+        become_subreaper()
+        self._keeper = socket.socket(fileno=STDIN)
+        self._variables: dict[str, str] = order["env"]
+        self._ranks = max(1, order["ranks"])
+        self._ready = self._gone = 0
+        self._output = Path(order["output"])
+        questions: int | None = order["questions"]
+        self._channel, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        imports = json.dumps({"imports": order["imports"], "questions": questions})
+        with waiting, self._output.open("ab") as output:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                [*map(str, order["argv"]), "standby", imports],
+                env={**own_environment(), **self._variables},
+                stdin=waiting.fileno(),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=() if questions is None else (questions,),
+            )
+        if questions is not None:
+            os.close(questions)
+
+    def wait(self) -> Path:
+        """Return the directory of the run. Ends this process and its child where the keeper or the child is gone."""
+        while True:
+            readable = select.select([self._keeper, self._channel], [], [])[0]
+            # The training process ends only without this socket, or by itself.
+            if self._channel in readable and not self._read_channel():
+                break
+            if self._keeper in readable:
+                packet = self._keeper.recv(PACKET_BYTES)
+                if packet:
+                    return Path(os.fsdecode(packet))
+                break
+        self.end()
+        self._output.unlink(missing_ok=True)
+        sys.exit()
+
+    def give(self, run: RunFile, directory: Path, requests: StopRequests) -> str:
+        """Give the run to the process; return the reason that it does not take it, else an empty text.
+
+        A stop that is asked for meanwhile counts as taken. Raises OSError.
+        """
+        self._output.rename(directory / OUTPUT_FILE)
+        variables = {name: run.env.get(name) for name in (*self._variables, *run.env)}
+        go = json.dumps({"run": str(directory), "variables": variables, "cwd": run.cwd}).encode()
+        with suppress(OSError):  # it has died
+            for _ in range(self._ranks):
+                self._channel.send(go)
+        heard, since_s = -1, 0.0
+        while self._gone < self._ranks and not requests.pending:
+            if heard != self._ready + self._gone:
+                heard, since_s = self._ready + self._gone, time.monotonic()
+            left_s = since_s + (GOES_WITHIN_S if self._ready == self._ranks else IMPORTS_WITHIN_S) - time.monotonic()
+            if left_s <= 0:
+                return "the standby did not answer"
+            requests.wait(left_s, [self._channel.fileno()])
+            if not self._read_channel():
+                return "the standby died"
+        self._channel.close()
+        return ""
+
+    def end(self) -> None:
+        """End the process and all below it, at once where they do not end by themselves."""
+        self._channel.close()
+        deadline_s = time.monotonic() + ENDS_WITHIN_S
+        while self.process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        for left in descendants(os.getpid()):
+            send(left, signal.SIGKILL)
+        self.process.wait()
+
+    def _read_channel(self) -> bool:
+        """Count a rank's words, if there are any; False once no rank has its end of the socket."""
+        if not select.select([self._channel], [], [], 0)[0]:
+            return True
+        try:
+            word = self._channel.recv(PACKET_BYTES)
+        except OSError:
+            return False
+        self._ready += word == b"ready"
+        self._gone += word == b"gone"
+        return bool(word)
 
 
 FIRST_STEPS_BYTES = 1 << 16
@@ -162,85 +278,49 @@ class Ranks:
     @property
     def first_exception_ns(self) -> int | None:
         """Time of the first recorded failure of a rank, or None."""
-        times_ns = [rank.end.t_ns for rank in self._ranks if rank.failed and rank.end]
-        return min(times_ns, default=None)
+        ends = (rank.end for rank in self._ranks)
+        return min((end.t_ns for end in ends if isinstance(end, ExceptionLine | InvalidLine)), default=None)
 
     @property
     def finished_ns(self) -> int | None:
         """Time at which the last rank recorded that it had finished; None while one has not."""
         ends = [rank.end for rank in self._ranks]
-        if not all(isinstance(end, worker_lines.FinishedLine) for end in ends):
+        if not all(isinstance(end, FinishedLine) for end in ends):
             return None
         return max(end.t_ns for end in ends if end)
 
-    def watched_fds(self) -> list[int]:
-        """Descriptors that become readable when a rank ends. Ask again after every wait."""
-        return [fd for rank in self._ranks if (fd := rank.pidfd) is not None]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for rank in self._ranks:
-            rank.forget()
-
 
 class _FollowedRank:
-    """One rank: its records so far, and a descriptor of its process while that runs."""
+    """One rank: its records so far, and its process."""
 
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
         self.number = number
         self._on_trouble = on_trouble
-        self.end: worker_lines.EndLine | None = None
-        self.pidfd: int | None = None
-        self._tail = worker_lines.WorkerTail(rank_file(directory, "worker", number))
+        self.end: EndLine | None = None
+        self._tail = WorkerTail(rank_file(directory, "worker", number))
         self._identity: Identity | None = None
         self.ignored_stop = False
-
-    @property
-    def failed(self) -> bool:
-        return isinstance(self.end, worker_lines.ExceptionLine | worker_lines.InvalidLine)
 
     def follow(self) -> bool:
         """Read new lines; True if one of them records that training begins."""
         begins_training = False
         for line in self._tail.new():
             match line:
-                case worker_lines.StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
-                    self._begin(Identity(pid, start_ticks))
-                case (
-                    worker_lines.FinishedLine()
-                    | worker_lines.ExceptionLine()
-                    | worker_lines.InvalidLine()
-                    | worker_lines.SignalLine()
-                ):
+                case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
+                    self._identity, self.end = Identity(pid, start_ticks), None
+                case FinishedLine() | ExceptionLine() | InvalidLine() | SignalLine():
                     self.end = line
-                case worker_lines.TroubleLine():
+                case TroubleLine():
                     self._on_trouble(self.number, line.detail or "")
-                case worker_lines.IgnoredStopLine():
+                case IgnoredStopLine():
                     self.ignored_stop = True
-                case worker_lines.PhaseLine(phase="train"):
+                case PhaseLine(phase="train"):
                     begins_training = True
         return begins_training
 
     def has_ended(self, direct_pid: int) -> bool:
         identity = self._identity
-        if identity is None or identity.pid == direct_pid or is_running(identity):
-            return False
-        self.forget()
-        return True
-
-    def forget(self) -> None:
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-    def _begin(self, identity: Identity) -> None:
-        self.forget()
-        self._identity, self.end = identity, None
-        try:
-            self.pidfd = os.pidfd_open(identity.pid)
-        except OSError:
-            # The rank has ended already, or the kernel has no pidfd: `has_ended` finds out.
-            self.pidfd = None
+        return identity is not None and identity.pid != direct_pid and not is_running(identity)
 
 
 NO_STEP_S = 60.0
@@ -273,7 +353,7 @@ class ScriptWatch:
         self._log = GrowingLog(output.path, from_begin=True, separators=rb"[\r\n]", head_bytes=output.head_bytes)
         self._counted = 0
         self._last_ns = run.clock.monotonic_ns
-        self._file: Appender | None = None
+        self._file = Appender(rank_file(directory, "steps", 0))
 
     def count_steps(self, *, has_ended: bool) -> None:
         """Record the steps printed since the last call; with `has_ended`, in the unfinished last line too.
@@ -288,8 +368,6 @@ class ScriptWatch:
             return
         now_ns = time.monotonic_ns()
         step_ns = (now_ns - self._last_ns) // len(matches)
-        if self._file is None:
-            self._file = Appender(rank_file(self._directory, "steps", 0))
         for match in matches:
             self._counted += 1
             self._last_ns += step_ns

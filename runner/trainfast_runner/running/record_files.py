@@ -42,8 +42,7 @@ class TelemetryLog:
         """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign."""
         self._events = DeviceEvents(watch_uuids, all_foreign=on_cpu)
         self._on_event, self._on_failure = on_event, on_failure
-        self._path = directory / TELEMETRY_FILE
-        self._file: Appender | None = None
+        self._file = Appender(directory / TELEMETRY_FILE)
         self._failed = self._is_over = False
         self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid)
 
@@ -58,7 +57,7 @@ class TelemetryLog:
     def stop(self) -> None:
         """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
         self._is_over = not self._sampler.stop(last_tick=True)
-        if not self._is_over and self._file is not None:
+        if not self._is_over:
             self._file.close()
         if self._sampler.failure is not None and not self._failed:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
@@ -69,8 +68,6 @@ class TelemetryLog:
         for event in self._events.since_last(tick):
             self._on_event(event)
         try:
-            if self._file is None:
-                self._file = Appender(self._path)
             self._file.write(tick)
         except OSError as error:
             if not self._failed:
@@ -86,8 +83,7 @@ class EventLog:
     """Appends events. A disk that takes none is no reason to stop supervising."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / EVENTS_FILE
-        self._appender: Appender | None = None
+        self._file = Appender(directory / EVENTS_FILE)
         self._troubles: set[str] = set()
 
     def record(self, kind: str, **fields: object) -> None:
@@ -104,9 +100,7 @@ class EventLog:
     def append(self, event: Event) -> None:
         """Append an event; where that fails, the reason goes to supervisor.log."""
         try:
-            if self._appender is None:
-                self._appender = Appender(self._path)
-            self._appender.write(event)
+            self._file.write(event)
         except OSError as error:
             _print_to_log(f"{EVENTS_FILE}: {error.strerror}")
 
@@ -138,8 +132,18 @@ class CappedRecords:
     def trim(self) -> None:
         """Drop the middle of each file that is over its cap."""
         for file, kind in self._files.items():
-            if file is self.output or file.path.exists():  # else nothing was recorded yet
-                self._trim_file(file, kind)
+            if file is not self.output and not file.path.exists():  # nothing was recorded yet
+                continue
+            truncated_before = file.truncated
+            try:
+                dropped = file.trim()
+            except OSError as error:
+                self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
+                continue
+            if dropped and file.truncated and not truncated_before:
+                self._events.record(kind, detail="truncated: this file system cannot punch holes")
+            elif dropped and file.dropped_bytes == dropped:
+                self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
 
     def compact(self) -> None:
         """Put one line in place of the dropped bytes; only once no process writes any more."""
@@ -148,15 +152,3 @@ class CappedRecords:
                 file.compact()
             except OSError as error:
                 self._events.record_trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
-
-    def _trim_file(self, file: CappedFile, kind: str) -> None:
-        truncated_before = file.truncated
-        try:
-            dropped = file.trim()
-        except OSError as error:
-            self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
-            return
-        if dropped and file.truncated and not truncated_before:
-            self._events.record(kind, detail="truncated: this file system cannot punch holes")
-        elif dropped and file.dropped_bytes == dropped:
-            self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")

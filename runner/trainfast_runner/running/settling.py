@@ -3,36 +3,61 @@
 `python -P -m trainfast_runner.running.settling RUN_DIR EVENT` does so for the supervisor, in a process of its own, so
 that no analysis can take the supervisor down or swell it; EVENT is the one of kind `ended`, for a full disk takes none.
 A run that was left without a result is settled by its next reader. A bug in the analysis costs the figures only.
+Another process stops a run by its supervisor, or without one ends the run's processes by the same ladder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
-from trainfast_runner.records import run_directory
 from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Appender, write_atomically
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    EXIT_CODES,
+    RESULT_FILE,
+    SANDBOX_FOLDER,
+    RunRecords,
+    exclusive_lock,
+    is_alive,
+    read_events,
+    read_records,
+    read_result,
+    read_run_file,
+    read_worker_lines,
+    unreadable_reason,
+)
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
-from trainfast_runner.running.contained import remove_sandbox
-from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, other_host, run_state
+from trainfast_runner.running.present_state import (
+    LEFT_BEHIND,
+    forks_left_by,
+    is_result_newer,
+    other_host,
+    process_of,
+    refuse_left_alone,
+    run_state,
+    running_ranks,
+)
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, delete_states
@@ -40,10 +65,7 @@ from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, delete_states
 NO_FIGURES = "the figures of this run could not be computed"
 TAIL_LINES = 400
 """Lines at the end of the output that the verdict looks through."""
-KERNEL_STATES = {
-    "D": "state D (uninterruptible sleep)",
-    "Z": "state Z (ended, but its tracer keeps it)",
-}
+KERNEL_STATES = {"D": "state D (uninterruptible sleep)", "Z": "state Z (ended, but its tracer keeps it)"}
 
 
 def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Verdict], None] | None = None) -> Result:
@@ -68,29 +90,29 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         result = msgspec.structs.replace(result, troubles=[*result.troubles, _failure(NO_FIGURES, error)])
     with suppress(Exception):  # the next prediction is then as good as the last
         record_correction(Home.of_run(directory).path, records, result)
-    remove_sandbox(directory)
+    shutil.rmtree(directory / SANDBOX_FOLDER, ignore_errors=True)
     return result
 
 
-def _read_records_or_note_trouble(directory: Path) -> run_directory.RunRecords:
+def _read_records_or_note_trouble(directory: Path) -> RunRecords:
     """The records of a run; if reading them fails, the ranks' and the supervisor's lines alone, and a trouble."""
     try:
-        return run_directory.read_records(directory)
+        return read_records(directory)
     except Exception as error:
-        records = run_directory.RunRecords(run=run_directory.read_run_file(directory))
+        records = RunRecords(run=read_run_file(directory))
         with suppress(Exception):
-            records.events = run_directory.read_events(directory, records)
-            records.worker_lines = run_directory.read_worker_lines(directory, records)
+            records.events = read_events(directory, records)
+            records.worker_lines = read_worker_lines(directory, records)
         _add_trouble(records, _failure("the records of this run could not be read", error))
         return records
 
 
-def _add_trouble(records: run_directory.RunRecords, sentence: str) -> None:
+def _add_trouble(records: RunRecords, sentence: str) -> None:
     """Add a trouble that is not on the disk, for the result to name."""
     records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=sentence))
 
 
-def _verdict(directory: Path, records: run_directory.RunRecords, end: TrainingEnd) -> Verdict:
+def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
     """Judge the run: lost if a process cannot be ended, unless every rank had finished.
 
     Then the hanging process is recorded as a trouble in `records`.
@@ -115,7 +137,7 @@ def _verdict(directory: Path, records: run_directory.RunRecords, end: TrainingEn
     return verdict
 
 
-def unended_reason(end: TrainingEnd, records: run_directory.RunRecords) -> str:
+def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
     """A sentence for the run's reason or troubles: each unended process with its pid and state.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
@@ -149,20 +171,15 @@ def recover_result(directory: Path) -> Result | None:
     version wrote the result in a way that this one cannot read. In a home that cannot be written the result is given
     all the same.
     """
-    result = run_directory.read_result(directory)
-    run = run_directory.read_run_file(directory)
-    if (
-        result is not None
-        or run is None
-        or other_host(run) is not None
-        or run_directory.unreadable_reason(directory) is not None
-    ):
+    result = read_result(directory)
+    run = read_run_file(directory)
+    if result is not None or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
         return result
-    with _exclusive_lock(directory) as is_ours:
+    with exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:
-            return run_directory.read_result(directory)
+            return read_result(directory)
         # The last holder of the lock may have written the result.
-        result = run_directory.read_result(directory)
+        result = read_result(directory)
         if result is not None or is_result_newer(directory):
             return result
         result = settle(directory)
@@ -175,13 +192,13 @@ def recover_result(directory: Path) -> Result | None:
 def remove_run(home: Home, run_id: str) -> None:
     """Delete a run's directory and the states that it has offloaded. Raises UserError while it is alive."""
     directory = home.directory(run_id)
-    run = run_directory.read_run_file(directory)
+    run = read_run_file(directory)
     home.remove(run_id)
     if run is not None and other_host(run) is None:
         delete_states(offload_folder(run.knobs), directory)
 
 
-def _lost_verdict(records: run_directory.RunRecords, reason: str) -> Verdict:
+def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
     """The verdict on a run whose supervisor did not see its end: `reason`, and the end that its records show."""
     steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
     parts = [f"{counted(steps, 'step')} recorded"]
@@ -205,27 +222,12 @@ def _lost_verdict(records: run_directory.RunRecords, reason: str) -> Verdict:
     return Verdict("lost", f"{reason}: {'; '.join(parts)}", error)
 
 
-@contextlib.contextmanager
-def _exclusive_lock(directory: Path) -> Iterator[bool]:
-    """Hold the run's lock for this reader alone; yield False if another process keeps it longer than a reader would."""
-    try:
-        fd = run_directory.open_lock(directory / ALIVE_LOCK_FILE)
-    except FileNotFoundError:
-        # Without a lock file no process can hold it.
-        yield True
-        return
-    try:
-        yield run_directory.try_exclusive_lock(fd)
-    finally:
-        os.close(fd)
-
-
 def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
     if result is None and (state := run_state(directory)).ended:
         is_unreadable = state.state == "unreadable"
-        if not is_unreadable and run_directory.is_alive(directory):
+        if not is_unreadable and is_alive(directory):
             return None  # its supervisor is about to write the result
         # It may have ended between the two looks.
         result = recover_result(directory)
@@ -233,7 +235,7 @@ def result_or_none_while_live(directory: Path) -> Result | None:
             raise UserError(
                 f"{directory.name} has no result: {state.reason}",
                 key=directory.name,
-                exit_code=run_directory.EXIT_CODES["unreadable" if is_unreadable else "lost"],
+                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
             )
     return result
 
@@ -253,6 +255,78 @@ def final_result(home: Home, run_id: str, command: str = "compare") -> Result:
     return result
 
 
+KILL_POLL_S = 0.1
+"""Chosen, not measured: seconds between two looks at the processes of a run without a supervisor."""
+KILLED_WITHIN_S = 10.0
+"""Time for killed processes to end before `stop_unsupervised` gives up."""
+
+
+def request_stop(directory: Path) -> bool:
+    """Ask the run to end: its supervisor begins the stop ladder; asking again changes nothing.
+
+    False when the run goes on without a supervisor: `stop_unsupervised` ends it. Raises UserError when it has ended.
+    """
+    return _signal_supervisor(directory, signal.SIGTERM)
+
+
+def kill_now(directory: Path) -> bool:
+    """Have the supervisor send SIGKILL to every process of the run. Returns and raises as `request_stop`."""
+    return _signal_supervisor(directory, signal.SIGUSR1)
+
+
+def stop_unsupervised(
+    directory: Path, grace_s: float, on_tick: Callable[[float], None] = lambda remaining_s: None
+) -> Result | None:
+    """Stop a run without a supervisor and return its result (`lost`) once all its processes have ended.
+
+    `on_tick` gets the seconds left until SIGKILL, about ten times a second. None when processes remain that this
+    user cannot end. Raises UserError when the run has ended, or when it has a supervisor.
+    """
+    _refuse_ended(directory)
+    if process_of(directory, "supervisor") is not None:
+        name = directory.name
+        raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
+    launched_child = process_of(directory, "launched")
+    ranks = running_ranks(directory)
+    asked_first = [*([launched_child] if launched_child is not None else ranks), *forks_left_by(directory)]
+    processes = _with_descendants({*asked_first, *ranks})
+    for process in asked_first:
+        send(process, signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    while any(map(is_running, processes)) and (left_s := deadline_s - time.monotonic()) > 0:
+        on_tick(left_s)
+        time.sleep(min(KILL_POLL_S, left_s))
+        processes = _with_descendants(processes)
+    give_up_s = time.monotonic() + KILLED_WITHIN_S
+    while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up_s:
+        for process in processes:
+            send(process, signal.SIGKILL)
+        on_tick(0.0)
+        time.sleep(KILL_POLL_S)
+        processes = _with_descendants(processes)
+    return recover_result(directory)
+
+
+def _with_descendants(processes: set[Identity]) -> set[Identity]:
+    """The processes with their present descendants; an orphan has no ancestor left, so it must be known before."""
+    return processes | {child for process in processes if is_running(process) for child in descendants(process.pid)}
+
+
+def _signal_supervisor(directory: Path, signum: int) -> bool:
+    refuse_left_alone(directory)
+    supervisor = process_of(directory, "supervisor")
+    if supervisor is not None and send(supervisor, signum):
+        return True
+    _refuse_ended(directory)
+    return False
+
+
+def _refuse_ended(directory: Path) -> None:
+    state = run_state(directory)
+    if state.ended:
+        raise UserError(f"{directory.name} is not running: it is {state.state}", key=directory.name)
+
+
 RESULT_TRIES = 40
 """Tries to write the result: 10 s on a full disk, which may have space again in a moment."""
 PAUSE_S = 0.25
@@ -265,7 +339,7 @@ def main(directory: Path, ended: Event) -> int:
     def record(kind: str, **fields: str | None) -> None:
         with suppress(OSError):
             event = msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event)
-            Appender(directory / run_directory.EVENTS_FILE).write(event)
+            Appender(directory / EVENTS_FILE).write(event)
 
     result = settle(directory, ended, lambda verdict: record("state", state=verdict.state, reason=verdict.reason))
     for attempt in range(RESULT_TRIES):
@@ -273,7 +347,7 @@ def main(directory: Path, ended: Event) -> int:
             _write_result(directory, result)
         except OSError as error:
             if not attempt:
-                sentence = f"{run_directory.RESULT_FILE} cannot be written: {error.strerror}"
+                sentence = f"{RESULT_FILE} cannot be written: {error.strerror}"
                 print(sentence, file=sys.stderr)
                 record("trouble", detail=sentence)
             time.sleep(PAUSE_S)
@@ -284,7 +358,7 @@ def main(directory: Path, ended: Event) -> int:
 
 def _write_result(directory: Path, result: Result) -> None:
     """Write `result.json`. Raises OSError."""
-    write_atomically(directory / run_directory.RESULT_FILE, msgspec.json.encode(result) + b"\n")
+    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
 
 
 if __name__ == "__main__":

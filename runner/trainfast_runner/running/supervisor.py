@@ -32,13 +32,13 @@ from trainfast_runner.machine.processes import (
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
+from trainfast_runner.records.json_lines import open_to_append
 from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
 from trainfast_runner.running.present_state import STOP_GRACE_S
-from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
+from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, Standby, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
-from trainfast_runner.running.standby import Standby
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, delete_states, free_bytes
@@ -132,23 +132,20 @@ class Supervisor:
         self._events.record("supervisor", pid=os.getpid(), start_ticks=supervisor.start_ticks if supervisor else None)
         self._enter("starting")
         become_subreaper()
-        child = self._launch() if self._start_sampling() else None
+        child = self._launch()
         if child is not None:
             self._watch(child)
             self._end_leftovers()
         self._finish()
 
-    def _start_sampling(self) -> bool:
-        """Start the telemetry; False, with the reason noted, where this user may have no further thread."""
+    def _launch(self) -> Identity | None:
+        """Start the sampler and the training, and return its direct child; None, with the reason noted, where either
+        cannot be started."""
         try:
             self._telemetry.start()
-        except RuntimeError as error:
+        except RuntimeError as error:  # this user may have no further thread
             self._note(spawn_error=f"cannot start the sampler: {error}")
-            return False
-        return True
-
-    def _launch(self) -> Identity | None:
-        """Start the training and return its direct child; None, with the reason noted, if it cannot be executed."""
+            return None
         process = self._take_standby()
         kind = "cold" if process is None else "standby"
         try:
@@ -185,8 +182,8 @@ class Supervisor:
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
         """Start a new process. Raises OSError, ValueError and IndexError where the command cannot be executed."""
-        run, output = self._run_file, self._files.output.open()
-        try:
+        run = self._run_file
+        with os.fdopen(self._files.output.open(), "ab") as output:
             return subprocess.Popen(
                 run.argv,
                 cwd=run.cwd or None,
@@ -197,8 +194,6 @@ class Supervisor:
                 stderr=output,
                 start_new_session=True,
             )
-        finally:
-            os.close(output)
 
     def _watch(self, child: Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
@@ -208,19 +203,16 @@ class Supervisor:
             child.pid,
             lambda rank, detail: self._events.record_trouble(f"rank {rank}: {detail}"),
         )
-        try:
-            while not self._reap_child(child):
-                self._requests.wait(TICK_S, ranks.watched_fds())
-                self._handle_signals(child)
-                self._read_ranks(ranks)
-                self._tear_down_if_broken(ranks, child)
-                self._ladder.climb(child)
-                self._files.trim()
-                if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
-                    break
+        while not self._reap_child(child):
+            self._requests.wait(TICK_S)
+            self._handle_signals(child)
             self._read_ranks(ranks)
-        finally:
-            ranks.close()
+            self._tear_down_if_broken(ranks, child)
+            self._ladder.climb(child)
+            self._files.trim()
+            if self._ladder.killed_ns is not None and self._note_unkillable(self._ladder.killed_ns / 1e9):
+                break
+        self._read_ranks(ranks)
 
     def _reap_child(self, child: Identity) -> bool:
         """Collect the direct child before any other; True if it has ended. Keeps its status."""
@@ -409,12 +401,10 @@ def stand_by(order: str) -> None:
     """Wait for a run with its training process, then supervise it; end with the one who keeps the standby."""
     standby = Standby(json.loads(order))
     directory = standby.wait()
-    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(os.devnull, "rb") as nothing:
+    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     supervise(directory, SupervisorBounds(), standby)
 
 

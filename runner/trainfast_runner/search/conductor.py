@@ -32,8 +32,7 @@ from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.settling import result_or_none_while_live
-from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.running.settling import kill_now, request_stop, result_or_none_while_live, stop_unsupervised
 from trainfast_runner.search.journal import (
     CANCELLED_REASON,
     Conducted,

@@ -27,8 +27,7 @@ from trainfast_runner.records.home import (
 from trainfast_runner.records.json_lines import DAMAGE, open_regular, read_all
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.script_plan import plan_script
+from trainfast_runner.running.planning import RunPlan, plan_script
 from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion
 from trainfast_runner.search.journal import JournalWriter, SearchQuestion, newest_conducted

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .data.samples import Batch
-from .model.objective import Objective
-from .model.optimizer import rate_at
+from .model.optimizer import Objective, rate_at
 from .records.step_log import StepRecorder
 from .spec import Knobs
 from .strategies.base import Strategy

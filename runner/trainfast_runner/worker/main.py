@@ -10,12 +10,11 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from .exit_now import exit_now
 from .invalid import InvalidInput
 from .memory.allocator import Allocator
 from .records.record_file import WorkerLog
 from .shared.host import ALIVE_LOCK_FILE
-from .shared.process import start_ticks
+from .shared.process import exit_now, start_ticks
 from .spec import read_spec
 
 EXIT_FAILED = 1

@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from .exit_now import die_with_parent
-from .model.stack import HIDDEN_PACKAGES, hide_packages, import_stack
+from .model.inspection import HIDDEN_PACKAGES, hide_packages, import_stack, inspect
+from .shared.process import die_with_parent
 
 STDIN = 0
 READ_BYTES = 1 << 16
@@ -226,8 +226,6 @@ def _answer(batch: dict[str, Any], asker: Asker, server: int) -> None:
 def _answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the answers, all of inspections or all of traces."""
     if requests[0]["part"] == "inspect":
-        from .model.inspection import inspect
-
         yield from ({"request": number, **inspect(**request)} for number, request in enumerate(requests))
     else:
         from .memory_trace.answers import traced

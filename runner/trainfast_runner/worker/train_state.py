@@ -19,12 +19,10 @@ from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import attention_of, attention_reason, build_model
-from .model.compilation import CompileWatch, unwrap
+from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
-from .model.objective import Objective, logits_of
-from .model.optimizer import class_name, dtype_name, implementation, optimizer_class
+from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
 from .records.record_file import WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from .data.batches import open_samples
-from .exit_now import exit_now
 from .invalid import InvalidInput
 from .memory.allocator import Allocator, fullest_device_memory
 from .memory.memory_meter import make_memory_meter
@@ -26,7 +25,7 @@ from .records.record_file import RecordFile, WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .shared.host import search_lock, wait_policy
 from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
-from .shared.process import rank_suffix
+from .shared.process import exit_now, rank_suffix
 from .shared.words import CONTROL_FILE, PROBE, TRIAL
 from .spec import RankSpec
 from .train_state import TrainState

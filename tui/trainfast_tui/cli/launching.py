@@ -23,8 +23,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import DevicesBusy, RunPlan, busy_with, wait_for_devices
 from trainfast_runner.running.present_state import STOP_GRACE_S, run_state
-from trainfast_runner.running.settling import result_or_none_while_live
-from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.running.settling import kill_now, request_stop, result_or_none_while_live, stop_unsupervised
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.worker.shared.host import print_holder
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice

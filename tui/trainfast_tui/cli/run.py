@@ -98,7 +98,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
-        from trainfast_runner.running.script_plan import plan_script
+        from trainfast_runner.running.planning import plan_script
 
         return plan_script(
             arguments.script or (),

@@ -9,9 +9,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.running import pruning
+from trainfast_runner.running.history import PrunePlan, plan_prune, prune, seconds_of
 from trainfast_runner.running.present_state import refuse_left_alone
-from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.running.settling import remove_run
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
@@ -66,13 +65,13 @@ def runs_prune_arguments(parser: argparse.ArgumentParser) -> None:
 
 def runs_prune(arguments: argparse.Namespace) -> int:
     """Print the bytes to be freed, and with `--yes` delete."""
-    older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
+    older_than_s = None if arguments.older_than is None else seconds_of(arguments.older_than)
     home = Home()
-    plan = pruning.plan_prune(home, arguments.keep, older_than_s)
+    plan = plan_prune(home, arguments.keep, older_than_s)
     deletes = arguments.yes and not plan.is_empty
     if not arguments.json:
         print_lines(_lines(plan))
-    left_bytes = pruning.prune(home, plan) if deletes else {}
+    left_bytes = prune(home, plan) if deletes else {}
     if arguments.json:
         print_json(_as_json(plan, deleted=deletes, left_bytes=left_bytes))
     elif deletes:

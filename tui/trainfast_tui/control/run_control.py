@@ -99,7 +99,7 @@ class RunControl:
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
-        from trainfast_runner.running.script_plan import plan_spec
+        from trainfast_runner.running.planning import plan_spec
         from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
@@ -157,7 +157,7 @@ def _spec_of_run(directory: Path) -> RunSpec:
 
 def _stop(directory: Path, *, at_once: bool = False) -> messages.Notified:
     from trainfast_runner.running.present_state import STOP_GRACE_S
-    from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+    from trainfast_runner.running.settling import kill_now, request_stop, stop_unsupervised
 
     if (kill_now if at_once else request_stop)(directory):
         return messages.Notified("The run was killed." if at_once else "The run was asked to stop.")

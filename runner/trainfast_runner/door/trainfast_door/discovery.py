@@ -19,8 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .import_hooks import hook_modules
-from .notes import follow, never_raises
+from .notes import follow, hook_modules, never_raises
 
 MAX_TEXT_CHARACTERS, MAX_ITEMS = 200, 200
 """Chosen, not measured: the most characters kept of a text, and the most items of a list."""
@@ -28,17 +27,13 @@ MAX_CHOICES = 100
 """Choices listed for a flag; `choices=range(...)` may have millions."""
 REPORT_FILE = "discovered.json"
 """The file that discovery writes."""
-FRAMEWORK_OF_MODULE = (
-    ("transformers.trainer", "HF Trainer"),
-    ("transformers.trainer_seq2seq", "HF Trainer"),
-    ("transformers.training_args", "HF Trainer"),
-    ("transformers.training_args_seq2seq", "HF Trainer"),
-    ("trl.trainer", "HF Trainer"),
-    ("accelerate", "accelerate"),
-    ("lightning", "Lightning"),
-    ("pytorch_lightning", "Lightning"),
-)
-"""The module or package that a global of the script comes from, and its framework."""
+TRAINER_MODULES = ("trainer", "trainer_seq2seq", "training_args", "training_args_seq2seq")
+MODULES_OF_FRAMEWORK = {
+    "HF Trainer": (*(f"transformers.{name}." for name in TRAINER_MODULES), "trl.trainer."),
+    "accelerate": ("accelerate.",),
+    "Lightning": ("lightning.", "pytorch_lightning."),
+}
+"""Each framework, and the modules or packages that a global of its script comes from."""
 
 
 def main() -> None:
@@ -154,7 +149,9 @@ class Discovery:
     def _note_parser(self, parser: Any, namespace: Any, unparsed: list[str]) -> None:
         """Note the options of a parser, and of the subcommands' parsers that ran in it; stop at the script's last."""
         actions = [action for each in self._parsers for action in each._actions]
-        own_flags = [_flag_of(action, namespace) for action in actions if _is_option(action)]
+        no_flags = (argparse._HelpAction, argparse._VersionAction)
+        options = [action for action in actions if action.option_strings and not isinstance(action, no_flags)]
+        own_flags = [_flag_of(action, namespace) for action in options]
         names = {name for flag in own_flags for name in flag["names"]}
         self._flags = own_flags + [flag for flag in self._flags if not names & set(flag["names"])]
         kinds = [ancestor.__name__ for ancestor in type(parser).__mro__]
@@ -188,14 +185,10 @@ def _follow_method(module: Any, method: str, before: Callable[..., None]) -> Non
 @never_raises
 def frameworks_of(names: dict[str, Any]) -> list[str] | None:
     """The frameworks that a script's globals come from; None after an error."""
-    modules = [getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in list(names.values())]
-    return list(
-        dict.fromkeys(
-            framework
-            for prefix, framework in FRAMEWORK_OF_MODULE
-            if any(f"{module}.".startswith(f"{prefix}.") for module in modules)
-        )
-    )
+    values = list(names.values())
+    modules = [f"{getattr(value, '__module__', None) or getattr(value, '__name__', '')}." for value in values]
+    frameworks = MODULES_OF_FRAMEWORK.items()
+    return [framework for framework, starts in frameworks if any(module.startswith(starts) for module in modules)]
 
 
 def config_flags(values: Mapping[str, Any], prefix: str = "") -> list[dict[str, Any]]:
@@ -215,10 +208,6 @@ def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
     keys = names.get("config_keys")
     return config_flags({f"--{key}": names.get(key) for key in keys}) if isinstance(keys, list) else []
-
-
-def _is_option(action: argparse.Action) -> bool:
-    return bool(action.option_strings) and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
 
 
 def _flag_of(action: argparse.Action, namespace: Any) -> dict[str, Any]:

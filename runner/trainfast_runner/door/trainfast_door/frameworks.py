@@ -1,4 +1,4 @@
-"""Hooks into the frameworks that count steps themselves, each installed in its module.
+"""Hooks into the frameworks that count steps themselves, each installed in its module, and those against saving.
 
 | hooked | when | read from it |
 |---|---|---|
@@ -14,10 +14,10 @@ import functools
 import importlib
 import math
 import os
+import sys
 from typing import Any
 
-from .import_hooks import hook_modules
-from .notes import follow, never_raises, note
+from .notes import follow, hook_modules, never_raises, note
 from .script_run import ScriptRun, current_run
 from .step_hooks import leading_size
 
@@ -49,13 +49,15 @@ PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixe
 
 
 def install(run: ScriptRun) -> None:
-    """Hook the Trainer, its arguments, and DeepSpeed's engine."""
+    """Hook the Trainer, its arguments, and DeepSpeed's engine; in a trial the functions that save too."""
     hooks = {
         "transformers.trainer": install_trainer,
         "transformers.training_args": _set_trainer_fields,
         "deepspeed.runtime.engine": _follow_deepspeed,
     }
     hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
+    if run.is_trial:
+        keep_from_saving(run)
 
 
 def _follow_deepspeed(module: Any, run: ScriptRun) -> None:
@@ -223,3 +225,56 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             run.end_training()
 
     return LightningSteps
+
+
+UPLOAD_METHODS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
+"""Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both
+are replaced."""
+SAVE_FUNCTIONS = {
+    "torch": ("save",),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
+    "transformers.tokenization_utils_base": (
+        "PreTrainedTokenizerBase.save_pretrained",
+        "PreTrainedTokenizerBase.push_to_hub",
+    ),
+    "transformers.trainer": ("Trainer.save_model", "Trainer._save_checkpoint", "Trainer.push_to_hub"),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model", "Accelerator.save"),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
+    "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
+    "huggingface_hub.hf_api": (*UPLOAD_METHODS, *(f"HfApi.{name}" for name in UPLOAD_METHODS)),
+}
+"""Functions that write checkpoints or upload them, by module; in a trial they do nothing."""
+
+
+def keep_from_saving(run: ScriptRun) -> None:
+    """Hook the functions that save, in a trial."""
+    run.suppressed["experiment trackers"] = None
+    hook_modules({name: functools.partial(_silence, names, run) for name, names in SAVE_FUNCTIONS.items()})
+
+
+def _silence(names: tuple[str, ...], run: ScriptRun, module: Any) -> None:
+    """Replace functions and methods of a module by ones that only note the call.
+
+    The script's globals that name them are replaced too.
+    """
+    script = vars(sys.modules["__main__"])
+    for name in names:
+        owner_name, _, function_name = name.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
+        function = getattr(owner, function_name, None)
+        if function is None:
+            continue
+        silent = _silenced(function, f"{module.__name__.partition('.')[0]}: {name}", run)
+        setattr(owner, function_name, silent)
+        script.update({name: silent for name, member in script.items() if member is function})
+
+
+def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
+    @functools.wraps(function)
+    def silent(*_args: Any, **_more: Any) -> None:
+        run.suppressed[label] = None
+
+    return silent

@@ -23,10 +23,10 @@ def install_hooks() -> None:
     run.opened = True
     torch = str(getattr(sys.modules.get("torch"), "__version__", None))
     never_raises(write_door_line)(run.files.directory, "opened", rank=run.files.rank, torch=torch)
-    from . import frameworks, import_hooks, loader_hook, step_hooks
+    from . import frameworks, loader_hook, step_hooks
 
     atexit.register(record_end, run)
-    for hook in (step_hooks, loader_hook, frameworks, import_hooks):
+    for hook in (step_hooks, loader_hook, frameworks):
         never_raises(hook.install)(run)
 
 
@@ -79,19 +79,10 @@ def record_end(run: ScriptRun) -> None:
     if error is None:
         run.files.write("finished", step=run.taken)
         return
-    chain = process.exception_chain(error)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     phase = phase_of(run, error)
-    run.files.write(
-        "exception",
-        phase=phase,
-        # An evaluation follows a step.
-        step=run.taken + (phase != "evaluation"),
-        type=chain[0]["type"],
-        message=chain[0]["message"],
-        chain=chain,
-        traceback=text[-process.TRACEBACK_CHARACTERS :],
-    )
+    # An evaluation follows a step.
+    step = run.taken + (phase != "evaluation")
+    run.files.write("exception", phase=phase, step=step, **process.exception_fields(error))
 
 
 def phase_of(run: ScriptRun, error: BaseException) -> str | None:

@@ -16,8 +16,7 @@ from typing import Any
 from torch import Generator, Tensor, is_grad_enabled, randperm
 from torch.utils.data import BatchSampler, dataloader
 
-from .import_hooks import hook_modules
-from .notes import never_raises
+from .notes import hook_modules, never_raises
 from .script_run import ScriptRun
 from .step_hooks import leading_size
 from .turns import Turn

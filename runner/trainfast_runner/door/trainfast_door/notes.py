@@ -1,4 +1,4 @@
-"""Lines in the run directory, and the notes of errors of the door itself."""
+"""Lines in the run directory, the notes of errors of the door itself, and hooks called once a module is executed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from trainfast_runner.worker.shared import process as process
+
+    Hook = Callable[[Any], None]
 else:
     # The worker is installed beside this package, and nothing of it is on the script's path.
     _SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "worker", "shared", "process.py")
@@ -91,6 +94,70 @@ def note(detail: str) -> None:
     _noted.add(detail)
     with suppress(OSError, ValueError):  # the run directory is gone, or the disk is full: the script goes on
         write_door_line(directory, "trouble", detail=detail[:NOTE_CHARACTERS])
+
+
+def hook_modules(hooks: Mapping[str, Hook]) -> None:
+    """Call each hook with its module: now, at the end of an execution under way, or when the module is imported.
+
+    A module that imports torch itself is under way when torch's import installs the hooks.
+    """
+    awaited = {name: hook for name, hook in hooks.items() if name not in sys.modules}
+    if awaited:
+        sys.meta_path.insert(0, _AwaitedModules(awaited))
+    for name in hooks.keys() - awaited.keys():
+        module = sys.modules[name]
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            _call_at_end(spec, hooks[name])
+        else:
+            never_raises(hooks[name])(module)
+
+
+@never_raises
+def _call_at_end(spec: Any, hook: Hook) -> None:
+    """Call the hook once the module of `spec` has been executed."""
+    if not isinstance(spec, _ExecutedSpec):
+        spec.__class__ = _ExecutedSpec
+        spec.hooks = []
+    spec.hooks.append(hook)
+
+
+class _ExecutedSpec(ModuleSpec):
+    """The spec of a module to execute; importlib sets its `_initializing` to False at the end."""
+
+    hooks: list[Hook]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            hooks = self.__dict__.pop("hooks")
+            # A failed execution has removed the module.
+            if self.name in sys.modules:
+                for hook in hooks:
+                    never_raises(hook)(sys.modules[self.name])
+
+
+class _AwaitedModules:
+    """Finds the awaited modules as the other finders do."""
+
+    def __init__(self, hooks: Mapping[str, Hook]) -> None:
+        self._hooks = hooks
+        self._finding: set[str] = set()
+        """The modules that the other finders look for now."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec of an awaited module, which calls the hook if the module is executed; None for any other."""
+        if name not in self._hooks or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is not None:
+            _call_at_end(spec, self._hooks[name])
+        return spec
 
 
 class RankFiles:

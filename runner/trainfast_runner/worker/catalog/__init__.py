@@ -8,37 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .optimizers import OPTIMIZERS, OptimizerEntry, nearest_optimizer
-from .strategies import (
-    OUR_TENSOR_PLANS,
-    PARAMETER_FORMS,
-    PIPELINE_OBJECTIVES,
-    SCHEDULES,
-    STRATEGIES,
-    TENSOR_STYLES,
-    StrategyEntry,
-    nearest_strategy,
-    strategies_obeying,
-)
-
-__all__ = [
-    "ENGINES",
-    "OPTIMIZERS",
-    "OUR_TENSOR_PLANS",
-    "PARAMETER_FORMS",
-    "PIPELINE_OBJECTIVES",
-    "SCHEDULES",
-    "STRATEGIES",
-    "TENSOR_STYLES",
-    "EngineEntry",
-    "OptimizerEntry",
-    "StrategyEntry",
-    "allows_warm_trials",
-    "nearest_optimizer",
-    "nearest_strategy",
-    "packages",
-    "strategies_obeying",
-]
+from .optimizers import OPTIMIZERS as OPTIMIZERS
+from .optimizers import OptimizerEntry as OptimizerEntry
+from .optimizers import nearest_optimizer as nearest_optimizer
+from .strategies import OUR_TENSOR_PLANS as OUR_TENSOR_PLANS
+from .strategies import PARAMETER_FORMS as PARAMETER_FORMS
+from .strategies import PIPELINE_OBJECTIVES as PIPELINE_OBJECTIVES
+from .strategies import SCHEDULES as SCHEDULES
+from .strategies import STRATEGIES as STRATEGIES
+from .strategies import TENSOR_STYLES as TENSOR_STYLES
+from .strategies import StrategyEntry as StrategyEntry
+from .strategies import nearest_strategy as nearest_strategy
+from .strategies import strategies_obeying as strategies_obeying
 
 
 @dataclass(frozen=True, kw_only=True)

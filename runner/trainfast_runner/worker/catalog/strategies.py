@@ -65,11 +65,6 @@ class StrategyEntry:
     """Accelerate's distributed_type; None if Accelerate has none for the strategy."""
 
     @property
-    def copies_gradients(self) -> bool:
-        """True if the reduction buckets hold every gradient a second time, as DDP's do."""
-        return self.memory_rule == "Replicated"
-
-    @property
     def one_device(self) -> bool:
         """True if the strategy uses one device only."""
         return self.one_process and not self.axes
@@ -205,7 +200,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="ddp:DataParallelStrategy",
+        path="base:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",
@@ -218,7 +213,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="ddp",
-        path="ddp:DistributedDataParallelStrategy",
+        path="base:DistributedDataParallelStrategy",
         wrapper="DistributedDataParallel",
         what="a process a device, each with the whole model, one gradient all-reduce that overlaps with the backward",
         speed="nearly N times one device when the link keeps up",
@@ -234,7 +229,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="fsdp",
-        path="fsdp:ShardedDataParallel",
+        path="base:ShardedDataParallel",
         wrapper="FSDPModule",
         what="weights, gradients and states cut over devices, gathered block by block",
         speed="moves 1.5x ddp's data",
@@ -269,7 +264,7 @@ _STRATEGIES = (
     _PIPELINE,
     StrategyEntry(
         name="naive-mp",
-        path="spread_layers:SpreadLayers",
+        path="pipeline:SpreadLayers",
         wrapper="none",
         what="whole layers on each GPU, one at a time",
         speed="one GPU works at a time",

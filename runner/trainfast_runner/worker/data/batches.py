@@ -19,16 +19,17 @@ from ..model.model_config import text_part, tokens_per_sample, vocab_size
 from ..shared.words import split_tokens
 from ..spec import Knobs, RankSpec
 from .corpus import Corpus, CorpusRequest, open_corpus
-from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
     EncoderDecoderSplit,
+    ImageSamples,
     TextSamples,
     collate_whole_batch,
     corpus_classes,
     corpus_ids,
     corpus_masking,
     corpus_texts,
+    image_samples,
     packed_pieces,
     pieces_of,
     random_samples,

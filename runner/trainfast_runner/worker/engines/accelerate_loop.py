@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..data.samples import Batch
-from ..model.objective import Objective
-from ..model.optimizer import build_optimizer
+from ..model.optimizer import Objective, build_optimizer
 from ..model.weights import init_weights
 from .base import Engine
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import loop
 from ..catalog import ENGINES
 from ..data.samples import Batch
-from ..model.objective import Objective
+from ..model.optimizer import Objective
 from ..records.step_log import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy

@@ -16,8 +16,7 @@ from ..catalog import OPTIMIZERS
 from ..data.samples import Batch
 from ..loop import to_device
 from ..model.build import CHECKPOINTING_ARGUMENTS
-from ..model.objective import Objective, logits_of
-from ..model.optimizer import optimizer_class
+from ..model.optimizer import Objective, logits_of, optimizer_class
 from ..model.weights import init_weights
 from ..records.step_log import StepRecorder
 from ..spec import Knobs

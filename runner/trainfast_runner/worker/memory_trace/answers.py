@@ -33,7 +33,7 @@ def traced(fields: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     try:
         import torch
 
-        from ..model.stack import import_stack
+        from ..model.inspection import import_stack
         from .step_timeline import read_request
 
         import_stack([(request["model"], request["objective"]) for request in fields])
@@ -72,7 +72,7 @@ def _pool_for(requests: list[TraceRequest]) -> Executor:
 
     A fork cannot use a GPU that its parent has touched.
     """
-    from ..exit_now import die_with_parent
+    from ..shared.process import die_with_parent
 
     if any(request.device == "cuda" for request in requests):
         return ThreadPoolExecutor(1)

@@ -122,7 +122,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = _grouped(args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
-        self._add_work(work_of(func, args, kwargs or {}, result))
+        segment = self.segments[-1]
+        calls, flops, moved = work_of(func, args, kwargs or {}, result)
+        segment.work = segment.work[0] + calls, segment.work[1] + flops, segment.work[2] + moved
         results = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
         # Not any(), which would stop at the first.
         if sum([self.count(tensor, self.category) for tensor in results if isinstance(tensor, Tensor)]):
@@ -141,11 +143,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func is torch.ops.aten.convolution_backward.default:
             is_copied = args[1].shape[1] > CHANNELS_OF_A_PICTURE
             self._add_temporary(sum(map(_bytes_of, args[: 1 + is_copied])))
-
-    def _add_work(self, work: Work) -> None:
-        segment = self.segments[-1]
-        calls, flops, moved = segment.work
-        segment.work = calls + work[0], flops + work[1], moved + work[2]
 
     def begin(self, phase: str, micro: int, place: str) -> None:
         """Begin a segment."""

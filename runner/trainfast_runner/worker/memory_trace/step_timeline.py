@@ -21,13 +21,11 @@ from ..data.samples import Batch, EncoderDecoderSplit, random_samples
 from ..loop import forward_backward
 from ..model.build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
 from ..model.model_config import check_seq_len, image_shape, resolve_config, tokens_per_sample, vocab_size
-from ..model.objective import Objective
-from ..model.optimizer import HALF_DTYPE, build_optimizer
+from ..model.optimizer import HALF_DTYPE, Objective, build_optimizer
 from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
-from ..strategies.pipeline import cut
-from ..strategies.spread_layers import divide
+from ..strategies.pipeline import cut, divide
 from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment

@@ -29,7 +29,7 @@ SMALL_BLOCKS, SMALL_WIDTH = 16, 8
 
 def main(device_type: str = "cpu") -> dict[str, Any]:
     """Measure each format that the device has several times, and return the best; takes a few seconds."""
-    from ..exit_now import die_with_parent
+    from ..shared.process import die_with_parent
 
     die_with_parent()
     import torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..memory.allocator import DeviceMemory
 from ..shared.memory_limit import is_out_of_memory
-from ..shared.process import TRACEBACK_CHARACTERS, LineFile, exception_chain, rank_suffix
+from ..shared.process import LineFile, exception_fields, rank_suffix
 
 MAX_KEPT_LINES = 64
 """Chosen, not measured: the most lines that wait for a full disk; a run has few lines that are kept."""
@@ -109,8 +108,7 @@ class WorkerLog:
 
     def exception(self, error: BaseException) -> None:
         """Write the `exception` record: type, message, the chain of causes, and whether memory ran out."""
-        chain = exception_chain(error)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        fields = exception_fields(error)
         self.write(
             "exception",
             rank=self.rank,
@@ -118,11 +116,8 @@ class WorkerLog:
             step=self.step,
             held_bytes=self.held_bytes,
             free_bytes=None if self.available is None else self.available.free_bytes,
-            type=chain[0]["type"],
-            message=chain[0]["message"],
-            chain=chain,
-            traceback=text[-TRACEBACK_CHARACTERS:],
-            is_oom=chain_is_oom(chain, self.available),
+            **fields,
+            is_oom=chain_is_oom(fields["chain"], self.available),
         )
 
 

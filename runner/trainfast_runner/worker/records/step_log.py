@@ -17,13 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..memory.memory_meter import MemoryMeter
-from ..model.compilation import CompileWatch
+from ..model.build import CompileWatch
 from ..shared.words import STEP_PHASES
 from .record_file import WorkerLog
 
@@ -261,17 +262,5 @@ def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
     host.copy_(figures, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
-    return host, _Arrival(arrived)
-
-
-class _Arrival:
-    """A CUDA event with the methods of a collective's handle."""
-
-    def __init__(self, event: Any) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-    def is_completed(self) -> bool:
-        return bool(self._event.query())
+    # The methods of a collective's handle.
+    return host, SimpleNamespace(wait=arrived.synchronize, is_completed=arrived.query)

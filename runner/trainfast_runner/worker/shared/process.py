@@ -1,15 +1,20 @@
-"""Facts of a process for its records, and the limit of its memory; the worker and the hooks in a script share them.
+"""Facts of a process for its records, the limit of its memory, and its end, for the worker and the hooks in a script.
 
 The hooks load this file by its path: standard library only, for Python 3.8 and later.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import resource
-from typing import Any
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
 
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
 """The most that a record keeps of a traceback and of a message."""
@@ -97,6 +102,13 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
     return chain
 
 
+def exception_fields(error: BaseException) -> dict[str, Any]:
+    """Fields of an `exception` record: type and message, the chain of causes, and the end of the traceback."""
+    chain = exception_chain(error)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {**chain[0], "chain": chain, "traceback": text[-TRACEBACK_CHARACTERS:]}
+
+
 STATUS_NAMES = ("VmPeak", "VmSize", "VmData", "VmHWM", "VmRSS", "RssFile")
 """Names of the figures that are read of `/proc/self/status`, in kB there (proc_pid_status(5))."""
 
@@ -145,3 +157,29 @@ class AddressSpacePeak:
             return None
         files_growth = (status["VmSize"] - status["VmData"]) - (first["VmSize"] - first["VmData"])
         return max(0, status["VmPeak"] - first["VmSize"] - max(0, files_growth))
+
+
+PR_SET_PDEATHSIG = 1
+"""prctl's option, from sys/prctl.h."""
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process as soon as the thread that started it ends; only Linux can."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process at once, without teardown.
+
+    After an error, leaving a process group or a CUDA context can block for ever; after a good end, gloo's threads
+    sometimes abort a process that leaves its group.
+    """
+    import multiprocessing  # not for the hooks, which load this file too
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk takes no output
+            stream.flush()
+    os._exit(code)

@@ -1,8 +1,14 @@
-"""The strategy `single`: one process, one device, no wrapper. All other strategies inherit from it."""
+"""The strategy `single`: one process, one device, no wrapper. All other strategies inherit from it.
+
+Under data parallelism every rank has the whole model and averages gradients in buckets. FSDP2 shards parameters,
+gradients and optimizer states over the ranks, and gathers them block by block.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,16 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
 from ..data.samples import Batch
-from ..model.compilation import compiled, unwrap
-from ..model.objective import Objective
-from ..model.optimizer import Precision, build_optimizer
-from ..model.weights import init_weights
+from ..model.build import compiled, unwrap
+from ..model.optimizer import HALF_DTYPE, Objective, Precision, build_optimizer, dtype_name
+from ..model.weights import Part, init_in_turn, init_weights, transformer_blocks
 from ..spec import Knobs
 
 WRAPPERS = (DistributedDataParallel, DataParallel)
@@ -149,23 +155,174 @@ def visible_gpus() -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
-class EnginePrecision(Precision):
-    """No autocast and no scaler of ours; fp16's scale is the engine's."""
+class DistributedDataParallelStrategy(Strategy):
+    """torch's DistributedDataParallel over NCCL, or over gloo on CPU."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__("tf32" if name == "tf32" else "fp32", device)
-        self.scales = name == "fp16"
-        self.engine: Any = None
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.dp_rank = int(os.environ["RANK"])
+        self.dp_degree = int(os.environ["WORLD_SIZE"])
+        self.gradient_factor = float(self.dp_degree)
 
-    def initial_scale(self) -> float | None:
-        """Return the engine's loss scale, which DeepSpeed keeps on the host; None without scaling."""
-        return float(self.engine.optimizer.loss_scale) if self.scales else None
+    def start(self) -> None:
+        """Join the group that torchrun describes in the environment."""
+        join_group(self.device)
 
-    def skipped_steps(self) -> int:
-        """Return the engine's own count."""
-        return int(self.engine.skipped_steps) if self.scales else 0
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Put the model in DistributedDataParallel with torch's defaults."""
+        return DistributedDataParallel(
+            super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
+        )
 
-    def scale(self) -> Tensor | None:
-        """The loss scale after the last step."""
-        scale = self.initial_scale()
-        return None if scale is None else torch.full((), scale, device=self.device)
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
+        """Return the wrapper, and the gradients' dtype, in which DDP reduces."""
+        dtype = next(module.parameters()).dtype
+        return {**super().actual_fields(module), "reduce_dtype": dtype_name(dtype)}
+
+
+def join_group(device: torch.device) -> None:
+    """Join the group of all ranks that torchrun describes in the environment, by NCCL, or by gloo on CPU.
+
+    Does nothing in a process that has joined it for an earlier setting.
+    """
+    if dist.is_initialized():
+        return
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+        return
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        # All ranks are on this machine. By default gloo needs the host's name to resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo")
+
+
+class DataParallelStrategy(Strategy):
+    """torch's nn.DataParallel, which copies the model and scatters the batch from the first GPU every step."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.devices = visible_gpus()
+        self.batch_shares = len(self.devices)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap the model in DataParallel over every GPU of this process."""
+        dtype = HALF_DTYPE.get(self.knobs.precision)
+        whole = super().wrap(model)
+        return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
+
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
+        """Read the devices from the wrapper."""
+        fields = super().actual_fields(module)
+        return {**fields, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
+
+
+class Autocast(nn.Module):
+    """Enters autocast in the thread that calls the model's forward.
+
+    Autocast's dtype belongs to a thread, and DataParallel's threads enter autocast without one (torch/nn/parallel/
+    parallel_apply.py): on a GPU they would compute in fp16 for any dtype of the main thread.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's own output."""
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            return self.model(*args, **kwargs)
+
+
+class MeshStrategy(Strategy):
+    """The base of tensor parallelism and pipelines: their mesh, and sums over the ranks whose samples differ."""
+
+    mesh: DeviceMesh
+    """The mesh of dp x `degree` ranks, made by `start`; ranks that share a model are neighbours."""
+
+    def __init__(self, knobs: Knobs, device: torch.device, axis: str, degree: int) -> None:
+        """`axis` is the mesh axis along which the model is cut, `degree` the number of ranks along it."""
+        super().__init__(knobs, device)
+        self.axis = axis
+        self.degree = degree
+        self.dp_rank, self.axis_rank = divmod(int(os.environ.get("RANK", "0")), degree)
+        self.dp_degree = int(os.environ.get("WORLD_SIZE", "1")) // degree
+
+    def start(self) -> None:
+        """Join the group that torchrun describes, and make the mesh."""
+        join_group(self.device)
+        self.mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", self.axis))
+
+    def data_group(self) -> Any:
+        """The group of the axis `dp`."""
+        return self.mesh.get_group("dp")
+
+
+class FullyShardedStrategy(Strategy):
+    """The reduction and facts that `fsdp` and `fsdp+tp` share."""
+
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
+        module: Any = self.module
+        module.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
+        """Read `wrapper, mesh, reduce_dtype, reshard` from the parameters and from FSDP's own state."""
+        from torch.distributed.fsdp import FSDPModule
+
+        parameter = next(module.parameters())
+        group = _block_group(module)
+        reduce_dtype = getattr(group, "_reduce_dtype", None) or parameter.dtype
+        return {
+            **super().actual_fields(module),
+            "wrapper": FSDPModule.__name__ if isinstance(module, FSDPModule) else "none",
+            "mesh": mesh_of(parameter),
+            "reduce_dtype": dtype_name(reduce_dtype),
+            "reshard": None if group is None else "off" if group.post_forward_mesh_info is None else "on",
+        }
+
+
+class ShardedDataParallel(FullyShardedStrategy, DistributedDataParallelStrategy):
+    """`fully_shard` on each transformer block and on the rest."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Shard the model in place; a block is whole only between its initialization and its sharding."""
+        mesh = init_device_mesh(self.device.type, (self.dp_degree,), mesh_dim_names=("dp",))
+        shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
+        return model
+
+
+def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
+    """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and then the rest.
+
+    In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
+    stays for the operations that it keeps in fp32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    transformer_blocks(model)
+    half_dtype = HALF_DTYPE.get(knobs.precision)
+    policy = MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32 if half_dtype else None)
+    for part in parts:
+        if part.block is not None:
+            fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
+    # By torch's default the root's parameters stay gathered: the backward needs them first.
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def mesh_of(tensor: Tensor) -> dict[str, int] | None:
+    """The axes of a DTensor's device mesh and their sizes; None for a plain tensor."""
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:
+        return None
+    return dict(zip(tensor.device_mesh.mesh_dim_names, tensor.device_mesh.shape, strict=True))
+
+
+def _block_group(module: nn.Module) -> Any:
+    """FSDP's private record of a block's parameters; None if this torch has it elsewhere."""
+    blocks: list[Any] = transformer_blocks(module)
+    try:
+        return blocks[0]._get_fsdp_state()._fsdp_param_group
+    except AttributeError:
+        return None

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
-from ..model.optimizer import HALF_DTYPE, build_optimizer, dtype_name, parameter_groups
+from ..model.optimizer import HALF_DTYPE, Precision, build_optimizer, dtype_name, parameter_groups
 from ..model.weights import init_in_turn, init_weights, parts
 from ..shared.host import make_private, wait_for_lock
 from ..spec import Knobs
-from .base import EnginePrecision
-from .ddp import DistributedDataParallelStrategy
+from .base import DistributedDataParallelStrategy
 
 IMPORTED_LATER = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -35,6 +34,28 @@ IMPORTED_LATER = (
 
 ENGINE_DTYPE = {**HALF_DTYPE, "bf16-pure": torch.bfloat16}
 """Dtype that the engine casts the model to; the optimizer has the fp32 masters."""
+
+
+class EnginePrecision(Precision):
+    """No autocast and no scaler of ours; fp16's scale is the engine's."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__("tf32" if name == "tf32" else "fp32", device)
+        self.scales = name == "fp16"
+        self.engine: Any = None
+
+    def initial_scale(self) -> float | None:
+        """Return the engine's loss scale, which DeepSpeed keeps on the host; None without scaling."""
+        return float(self.engine.optimizer.loss_scale) if self.scales else None
+
+    def skipped_steps(self) -> int:
+        """Return the engine's own count."""
+        return int(self.engine.skipped_steps) if self.scales else 0
+
+    def scale(self) -> Tensor | None:
+        """The loss scale after the last step."""
+        scale = self.initial_scale()
+        return None if scale is None else torch.full((), scale, device=self.device)
 
 
 class DeepSpeedZero(DistributedDataParallelStrategy):
@@ -223,7 +244,7 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": NEVER_PRINT_STEPS,
         "wall_clock_breakdown": False,
-        **_precision(knobs.precision),
+        **PRECISIONS.get(knobs.precision, {}),
     }
 
 
@@ -233,15 +254,12 @@ def _buffer(largest: int, dp_degree: int) -> int:
     return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 
-def _precision(name: str) -> dict[str, Any]:
-    """Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy."""
-    if name == "fp16":
-        return {"fp16": {"enabled": True, "loss_scale": 0}}
-    if name == "bf16":
-        return {"bf16": {"enabled": True}}
-    if name == "bf16-pure":
-        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-    return {}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp16": {"fp16": {"enabled": True, "loss_scale": 0}},
+    "bf16": {"bf16": {"enabled": True}},
+    "bf16-pure": {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}},
+}
+"""Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy."""
 
 
 REASON_CHARACTERS = 100

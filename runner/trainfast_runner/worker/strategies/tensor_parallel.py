@@ -29,8 +29,7 @@ from ..invalid import InvalidInput
 from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from .ddp import MeshStrategy
-from .fsdp import FullyShardedStrategy, mesh_of, shard_in_turn
+from .base import FullyShardedStrategy, MeshStrategy, mesh_of, shard_in_turn
 
 
 class TensorParallel(MeshStrategy):
@@ -264,13 +263,8 @@ def _cut_vocabulary(plan: TensorPlan, model: nn.Module, degree: int) -> None:
         plan.gathers.add(name)
         if module.bias is not None:
             # BERT's head and the module around it both hold its bias.
-            plan.slices.update(dict.fromkeys(_names_of(model, module.bias), Slice(0)))
-
-
-def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
-    return [
-        name for name, named_parameter in model.named_parameters(remove_duplicate=False) if named_parameter is parameter
-    ]
+            named = model.named_parameters(remove_duplicate=False)
+            plan.slices.update({name: Slice(0) for name, parameter in named if parameter is module.bias})
 
 
 def _unknown(name: str, style: str, config: Any) -> InvalidInput:
