@@ -47,6 +47,12 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as ended:
         # argparse, after `--help` and `--version`.
         return int(ended.code or 0)
+    except RuntimeError as error:
+        from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
+
+        if not (limit := limit_words(inherited_limits(), str(error))):
+            raise
+        return _refuse(UserError(f"{error}{limit}", exit_code=4), arguments)
     except OSError as error:
         if error.filename is not None:
             return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
