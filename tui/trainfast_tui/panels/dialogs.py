@@ -185,7 +185,7 @@ class ChecklistDialog(TextDialog):
 
     def body(self) -> ComposeResult:
         yield from super().body()
-        yield self.text("", "count")
+        yield Static(classes="count")
         yield Checklist(*(f"{name}={value}" for name, value in self._pairs), markup=False)
 
     @property
