@@ -8,6 +8,7 @@ from __future__ import annotations
 import locale
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -320,9 +321,14 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
     everyone = [gpu.index for gpu in tick.devices if not gpu.error]
     for reason, readings in by_reason.items():
         names = [
-            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
+            _reading_words(name) + (f" (GPU {', '.join(map(str, gpus))})" if gpus and gpus != everyone else "")
             for name, gpus in readings.items()
         ]
         yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
     if tick.devices:
         yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
+
+
+def _reading_words(name: str) -> str:
+    """The name of a reading without its unit: `host temperature` for `host.temperature_c`."""
+    return re.sub(r"_(c|w|mj|mhz|percent|bytes|1m)$", "", name).replace(".", " ").replace("_", " ")

@@ -43,7 +43,7 @@ from trainfast_tui.text.search_words import ROLE_WORDS
 FIGURES = fmt.figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
 HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
 DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
-"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
+"""The columns that a narrow terminal leaves out, the first ones first."""
 MAX_OVERRIDES_CELLS = 48
 MAX_NOTE_CELLS = 40
 
@@ -97,7 +97,6 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
-        "" if row.number is None else f"run {row.number}",
         ROLE_WORDS.get(row.role or "", ""),
         fmt.doubt_words(row.doubts),
         f"on host {row.host}" if row.host else "",
@@ -108,7 +107,7 @@ def _cells(row: RunRow) -> list[str]:
     note = "; ".join(filter(None, notes))
     width = terminal_width()
     return [
-        row.run_id,
+        row.run_id if row.number is None else str(row.number),
         row.state,  # the name that --state takes
         # On a terminal of 80 columns they stand beside id, state and rate.
         short_overrides(

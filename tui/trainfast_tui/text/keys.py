@@ -173,15 +173,18 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         _in_palette("KnobPanel.turn(1)", "right", "turn", "Turn the knob under the cursor one stop up."),
         _in_palette("KnobPanel.turn(-1)", "left", "turn back", "Turn the knob under the cursor one stop down."),
-        Action("KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."),
+        _in_palette(
+            "KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."
+        ),
         *_moves("KnobPanel", "knob")[:2],
         *_ends("KnobPanel", "knob"),
         _in_palette("KnobPanel.type_value", "enter", "type", "Type a value for the knob under the cursor."),
         _in_palette("KnobPanel.reset_knob", "backspace", "reset", "Give the knob under the cursor its preset's value."),
         Action("KnobPanel.preset", "p", "preset", "Choose what to train: a preset or one of its variants."),
-        Action("script", "o", "own script", "Find the flags of a script of your own, and make a preset of it."),
-        Action("batch", "b", "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
-        Action("best", "B", "best fit", "Find the fastest settings that fit and train the same; it asks first."),
+        Action("batch", "b", "batch", "Find the largest batch that fits, and confirm it; it asks first."),
+        Action("best", "B", "best", "Find the fastest settings that fit and train the same; it asks first."),
+        *_shares("the run"),
+        Action("script", "o", "script", "Find the flags of a script of your own, and make a preset of it."),
         _in_palette("KnobPanel.save", "w", "save", "Save the knobs as a preset of your own."),
         Action("compare", "c", "compare", "Compare this run with the one before it."),
         Action("history", "h", "runs", "All runs: filter, sort, mark two and compare."),
@@ -192,7 +195,6 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _in_help("page(-1)", "pageup", "page up", "Scroll the open log back, else move up by knobs."),
         _in_help("page(1)", "pagedown", "page down", "Scroll the open log on, else move down by knobs."),
         Action("filter", "slash", "filter", "Show only knobs whose text contains all typed words.", Shown.IN_PALETTE),
-        *_shares("the run"),
         _in_palette(
             "knob_help", "i", "knob help", "Everything about the knob under the cursor, and why its value was refused."
         ),
