@@ -23,11 +23,11 @@ from recorded import (
 from still import Lock, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result, StepCount
+from trainfast_runner.records.result import Doubt, Result, StepCount
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.panels.step_panel import conditions_line
+from trainfast_tui.panels.step_panel import conditions_line, worst_bottleneck
 from trainfast_tui.text.diagnosis_words import (
     no_bottleneck_in_result,
     no_bottleneck_in_run,
@@ -45,6 +45,15 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
     async with running(home, size=(80, 24)) as (_, pilot):
         assert "No step was measured yet" in await pilot.press("d")
         assert "no bottleneck measured" in await pilot.show(a_snapshot(a_run(home)))
+
+
+def test_a_bottleneck_that_a_doubt_names_is_not_said_twice(home: Home) -> None:
+    run = Follower(a_thermal_ramp(home)).poll()
+    result = Result(run_id=run.run_id, state="finished", doubts=[Doubt(kind="heat", text="was throttled by heat")])
+    doubtful = replace(run, result=result, diagnosis=[HEAT])
+    assert "".join(text for text, _ in worst_bottleneck(doubtful)) == "d what to try against the doubt"
+    sure = replace(doubtful, result=msgspec.structs.replace(result, doubts=[]))
+    assert HEAT.line in "".join(text for text, _ in worst_bottleneck(sure))
 
 
 @pytest.mark.parametrize(

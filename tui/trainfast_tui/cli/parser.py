@@ -126,8 +126,7 @@ def _build(commands: Sequence[Command]) -> Parser:
         description="Find the fastest way to train your model that fits. Without a command: the app.",
         epilog="Exit codes: finished 0, wrong input 2, out of memory 3, failed or killed 4, lost 5, stopped 130.",
     )
-    version = f"{PROGRAM} {__version__}"
-    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--ascii", action="store_true", help="the app without Unicode characters")
     parser.add_argument(
         "--plain-output", action="store_true", help="the app with Textual's own output and keys, should ours fail"
@@ -153,6 +152,14 @@ def _build(commands: Sequence[Command]) -> Parser:
 def _sentence(words: str) -> str:
     """Return the words with a capital and a full stop; `GPUs` stays as it is."""
     return f"{words[0].upper()}{words[1:]}."
+
+
+class _Version(argparse.Action):
+    """Prints the version; argparse's own hides that stdout is full."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
+        print(f"{PROGRAM} {__version__}")
+        parser.exit()
 
 
 def _refuse_group(group: str, names: Iterable[str], _: argparse.Namespace) -> NoReturn:

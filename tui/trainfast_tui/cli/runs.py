@@ -60,12 +60,8 @@ def runs_list_arguments(parser: argparse.ArgumentParser) -> None:
 def runs_list(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     if arguments.state is not None and arguments.state not in STATES:
-        raise UserError(
-            f"there is no state {arguments.state!r}",
-            key="--state",
-            allowed=STATES,
-            nearest=nearest(arguments.state, STATES),
-        )
+        words, close = f"there is no state {arguments.state!r}", nearest(arguments.state, STATES)
+        raise UserError(words, key="--state", allowed=STATES, nearest=close)
     matching_rows = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
     rows = list(itertools.islice(matching_rows, arguments.n))
     if not rows and arguments.preset is not None:
@@ -201,8 +197,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     print_line(f"A  {comparison.a}", f"B  {comparison.b}", "")
     if comparison.a == comparison.b:
         print_line("A and B are one and the same run.", "")
-    lines = comparison_lines(comparison, terminal_width() or PIPE_WIDTH)
-    print_lines(map(fmt.line_text, lines))
+    print_lines(map(fmt.line_text, comparison_lines(comparison, terminal_width() or PIPE_WIDTH)))
     return 0
 
 

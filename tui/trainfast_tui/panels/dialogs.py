@@ -172,12 +172,7 @@ class ChecklistDialog(TextDialog):
     BINDINGS = [Binding("down", "app.focus_next", "to the list", show=False)]
 
     def __init__(
-        self,
-        title: str,
-        hint: str,
-        value: str,
-        accept: Callable[[str], object],
-        choices: Mapping[str, Sequence[str]],
+        self, title: str, hint: str, value: str, accept: Callable[[str], object], choices: Mapping[str, Sequence[str]]
     ) -> None:
         """`choices` are the values of each name."""
         super().__init__(title, hint, value, accept)

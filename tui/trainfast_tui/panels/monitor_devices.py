@@ -157,12 +157,10 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
 
 def _why_no_gpu(tick: Tick) -> list[str]:
     failure = tick.missing.get("nvml", binding.NO_DEVICES)
+    advice = "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu."
     if binding.comes_from_a_driver(failure):
-        return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
-    advice = (
-        "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
-    )
-    return [f"no GPU: {failure}.", advice]
+        advice = "devices=cpu trains without one;"
+    return [f"no GPU: {failure}.", f"{advice} trainfast-tui doctor says more."]
 
 
 MIN_THROTTLED_SHARE = 0.005

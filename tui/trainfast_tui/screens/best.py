@@ -31,8 +31,7 @@ from trainfast_tui.text import best_words as wording
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
-from trainfast_tui.text.search_states import state_words
-from trainfast_tui.text.search_words import outcome_of, role_of
+from trainfast_tui.text.search_words import outcome_of, role_of, state_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
