@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from recorded import START_NS, S, a_question, a_run, a_search, best_answered, best_going_on, own_supervisor, write_lines
-from still import BEST_NOW_S, SMALL, Conducted, Lock, Starts, a_snapshot, has, running
+from still import BEST_NOW_S, MIDDLE, SMALL, Conducted, Lock, Starts, a_snapshot, has, running
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
@@ -126,6 +126,20 @@ async def test_the_question_is_put_part_by_part_and_then_searched(home: Home, pl
         for_steps=800,
         budget_s=90.0,
     )
+
+
+async def test_the_varied_values_are_a_checklist_with_a_count(home: Home, planned: None) -> None:
+    async with running(home, size=MIDDLE) as (_, pilot):
+        await pilot.opened(None)
+        await pilot.until(PLAN)
+        text = await pilot.press("v")
+        has(text, "[x] precision=fp32", "[ ] precision=tf32", "[x] precision=bf16", "4 of ")
+        text = await pilot.press("down", "down", "down", "space")
+        has(text, "batch_size=4,8 precision=fp32,bf16,tf32", "[x] precision=tf32", "5 of ")
+        text = await pilot.press("up", "up", "space")
+        has(text, "batch_size=4,8 precision=bf16,tf32", "[ ] precision=fp32", "4 of ")
+        await pilot.press("enter")
+        await pilot.until("v vary          batch_size=4,8 precision=bf16,tf32")
 
 
 async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(home: Home, planned: None) -> None:

@@ -13,11 +13,14 @@ from recorded import HEAT, RAMP, START_NS, S, a_ramp_tick, a_run, a_thermal_ramp
 from still import Lock, a_live_ramp, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result, StepCount
+from trainfast_runner.records.result import Doubt, Result, StepCount
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.panels.step_panel import conditions_line
-from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result, no_bottleneck_in_run
+from trainfast_tui.panels.step_panel import conditions_line, worst_bottleneck
+from trainfast_tui.text.diagnosis_words import (
+    no_bottleneck_in_result,
+    no_bottleneck_in_run,
+)
 
 
 async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> None:
@@ -31,6 +34,15 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
     async with running(home, size=(80, 24)) as (_, pilot):
         assert "No step was measured yet" in await pilot.press("d")
         assert "no bottleneck measured" in await pilot.show(a_snapshot(a_run(home)))
+
+
+def test_a_bottleneck_that_a_doubt_names_is_not_said_twice(home: Home) -> None:
+    run = Follower(a_thermal_ramp(home)).poll()
+    result = Result(run_id=run.run_id, state="finished", doubts=[Doubt(kind="heat", text="was throttled by heat")])
+    doubtful = replace(run, result=result, diagnosis=[HEAT])
+    assert "".join(text for text, _ in worst_bottleneck(doubtful)) == "d what to try against the doubt"
+    sure = replace(doubtful, result=msgspec.structs.replace(result, doubts=[]))
+    assert HEAT.line in "".join(text for text, _ in worst_bottleneck(sure))
 
 
 @pytest.mark.parametrize(

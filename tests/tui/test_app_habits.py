@@ -68,7 +68,7 @@ async def test_a_click_chooses_a_knob_and_another_one_types_its_value(home: Home
 async def test_a_click_on_the_footer_is_its_key(home: Home) -> None:
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         footer = app.screen.query_one(Footer)
-        await pilot.click(footer, offset=row_of(app, footer, "max batch"))
+        await pilot.click(footer, offset=row_of(app, footer, "b batch"))
         assert app.screen is not app.main
         footer = app.screen.query_one(Footer)
         await pilot.click(footer, offset=row_of(app, footer, "Esc back"))

@@ -12,7 +12,7 @@ from trainfast_runner.search.batch_journal import BatchStep, Predicted, RankPeak
 from trainfast_runner.search.journal import Resumed, Waiting
 from trainfast_tui.screens.batch import batch_page, offers
 from trainfast_tui.text.format import line_text
-from trainfast_tui.text.search_states import state_words
+from trainfast_tui.text.search_words import state_words
 
 
 async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:

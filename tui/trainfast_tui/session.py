@@ -54,10 +54,8 @@ class Session:
         self.on_change: Callable[[Changes], object] | None = None
         """Repaints what a call of a screen has changed."""
         self.machine: Machine | None = None
-        first_preset = preset
-        if first_preset is None:
-            first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else PLAIN_PRESET
-        self.next_run, self.refusal = _load_next_run(first_preset)
+        first_preset = GPU_PRESET if os.path.exists("/dev/nvidia0") else PLAIN_PRESET
+        self.next_run, self.refusal = _load_next_run(first_preset if preset is None else preset)
         """The next run, or the reason its preset could not be loaded."""
         self.snapshot: Snapshot | None = None
         self.run_control = RunControl(home, self.post, python)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import locale
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
+from trainfast_runner.machine.processes import has_open
 from trainfast_runner.machine.resource_limits import read_host_free_bytes, tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -145,10 +147,12 @@ def _memory() -> Finding:
 
 def _standby() -> Finding:
     """The standbys of this user, and whether there is memory for one."""
+    # One that has become a run reads nothing any more.
     pids = [
         str(process.pid)
         for process in psutil.process_iter(["cmdline"])
         if "trainfast_runner.running.supervisor" in (words := process.info["cmdline"] or []) and "--standby" in words
+        if not has_open(process.pid, Path(os.devnull))
     ]
     held = f"; waiting now: process {', '.join(pids)}" if pids else ""
     finding = f"the app and searches keep one training process with its imports done, of about 0.7 GiB{held}"
@@ -279,8 +283,14 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
     everyone = [str(gpu.index) for gpu in tick.devices if not gpu.error]
     for reason, readings in by_reason.items():
         names = [
-            name if gpus in ([], everyone) else f"{name} (GPU {', '.join(gpus)})" for name, gpus in readings.items()
+            _reading_words(name) + (f" (GPU {', '.join(gpus)})" if gpus and gpus != everyone else "")
+            for name, gpus in readings.items()
         ]
         yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
     if tick.devices:
         yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
+
+
+def _reading_words(name: str) -> str:
+    """The name of a reading without its unit: `host temperature` for `host.temperature_c`."""
+    return re.sub(r"_(c|w|mj|mhz|percent|bytes|1m)$", "", name).replace(".", " ").replace("_", " ")

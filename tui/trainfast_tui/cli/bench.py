@@ -85,9 +85,8 @@ def bench(arguments: argparse.Namespace) -> int:
     else:
         _print_table(table)
     if output is not None:
-        printing.write_output(
-            output, WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]]))
-        )
+        text = WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]]))
+        printing.write_output(output, text)
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
@@ -101,14 +100,7 @@ def _prepared(arguments: argparse.Namespace) -> bench_rows.Bench:
     return bench_rows.prepare_script(script_preset.load(script), vary, arguments.settings, arguments.python)
 
 
-DROPPED = (
-    "settings",
-    "notebook's TFLOP/s",
-    "TFLOP/s",
-    "step ms",
-    "published vs baseline",
-    "peak MiB",
-)
+DROPPED = ("settings", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB")
 """The columns that a narrow terminal leaves out, the first ones first."""
 
 
@@ -168,7 +160,6 @@ def _run_row(
 
     Raises Cancelled after a signal. `--python` trains a preset's rows.
     """
-
     if signals.received.is_set():
         raise Cancelled
     try:

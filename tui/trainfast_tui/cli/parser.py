@@ -100,7 +100,9 @@ def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
 
 
 def _spelled_out(arguments: list[str]) -> list[str]:
-    """Return the arguments with `list` for `ls`, and after `runs` or `presets` alone."""
+    """Return the arguments with `list` for `ls`, and after `runs` or `presets` alone; `ls` alone lists runs."""
+    if arguments[:1] == ["ls"]:
+        return ["runs", "list", *arguments[1:]]
     if arguments[:1] not in (["runs"], ["presets"]):
         return arguments
     group, *rest = arguments
@@ -153,6 +155,8 @@ def _sentence(words: str) -> str:
 
 
 class _Version(argparse.Action):
+    """Prints the version; argparse's own hides that stdout is full."""
+
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
         print(f"{PROGRAM} {__version__}")
         parser.exit()

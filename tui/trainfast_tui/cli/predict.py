@@ -182,9 +182,8 @@ def _cells(row: headroom.PredictedRow) -> list[str]:
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
-    fits = (
-        fmt.ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{fmt.size(-fit.left_bytes)}"
-    )
+    left_bytes = fit.left_bytes
+    fits = fmt.ABSENT if left_bytes is None else "yes" if left_bytes >= 0 else f"no, +{fmt.size(-left_bytes)}"
     published = headroom.published_bytes(row.run.published)
     return [
         row.run.id,

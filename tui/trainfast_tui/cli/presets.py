@@ -113,7 +113,6 @@ def presets_new(arguments: argparse.Namespace) -> int:
     if arguments.script is not None:
         if arguments.source is not None:
             raise UserError("--from is for a preset without a command after --", key="--from")
-
         return presets_new_of_script(arguments)
     for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):

@@ -43,7 +43,7 @@ from trainfast_tui.text.search_words import ROLE_WORDS
 FIGURES = fmt.figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
 HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
 DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
-"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
+"""The columns that a narrow terminal leaves out, the first ones first."""
 MAX_OVERRIDES_CELLS = 48
 MAX_NOTE_CELLS = 40
 
@@ -60,12 +60,8 @@ def runs_list_arguments(parser: argparse.ArgumentParser) -> None:
 def runs_list(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     if arguments.state is not None and arguments.state not in STATES:
-        raise UserError(
-            f"there is no state {arguments.state!r}",
-            key="--state",
-            allowed=STATES,
-            nearest=nearest(arguments.state, STATES),
-        )
+        words, close = f"there is no state {arguments.state!r}", nearest(arguments.state, STATES)
+        raise UserError(words, key="--state", allowed=STATES, nearest=close)
     matching_rows = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
     rows = list(itertools.islice(matching_rows, arguments.n))
     if not rows and arguments.preset is not None:
@@ -97,7 +93,6 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
-        "" if row.number is None else f"run {row.number}",
         ROLE_WORDS.get(row.role or "", ""),
         fmt.doubt_words(row.doubts),
         f"on host {row.host}" if row.host else "",
@@ -108,7 +103,7 @@ def _cells(row: RunRow) -> list[str]:
     note = "; ".join(filter(None, notes))
     width = terminal_width()
     return [
-        row.run_id,
+        row.run_id if row.number is None else str(row.number),
         row.state,  # the name that --state takes
         # On a terminal of 80 columns they stand beside id, state and rate.
         short_overrides(
@@ -202,8 +197,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     print_line(f"A  {comparison.a}", f"B  {comparison.b}", "")
     if comparison.a == comparison.b:
         print_line("A and B are one and the same run.", "")
-    lines = comparison_lines(comparison, terminal_width() or PIPE_WIDTH)
-    print_lines(map(fmt.line_text, lines))
+    print_lines(map(fmt.line_text, comparison_lines(comparison, terminal_width() or PIPE_WIDTH)))
     return 0
 
 

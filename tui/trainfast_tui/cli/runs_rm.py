@@ -88,17 +88,14 @@ def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:
 
 
 def _lines(plan: PrunePlan) -> Iterator[str]:
+    parts = []
     for noun, plural, entries in (("run", "runs", plan.runs), ("search", "searches", plan.searches)):
         for name, size_bytes in list(entries.items())[:MAX_NAMED]:
             yield f"{noun} {name}  {size(size_bytes)}"
         if len(entries) > MAX_NAMED:
             yield f"and {counted(len(entries) - MAX_NAMED, f'more {noun}', f'more {plural}')}"
+        parts += [f"{counted(len(entries), noun, plural)}, {size(sum(entries.values()))}"] if entries else []
     yield from (f"{name} is live and stays" for name in plan.live)
-    sizes = {
-        ("run", "runs"): list(plan.runs.values()),
-        ("search", "searches"): list(plan.searches.values()),
-    }
-    parts = [f"{counted(len(of), *nouns)}, {size(sum(of))}" for nouns, of in sizes.items() if of]
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
 
 

@@ -36,8 +36,7 @@ from trainfast_tui.text import best_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_answer_lines
 from trainfast_tui.text.memory_words import phase_words
-from trainfast_tui.text.search_states import state_words
-from trainfast_tui.text.search_words import outcome_of, role_of
+from trainfast_tui.text.search_words import outcome_of, role_of, state_words
 
 
 def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,12 +217,8 @@ def _print_estimate(plan: BestPlan, as_json: bool) -> None:
             {**fields_of(question, "vary", "left_alone", "global_batch"), **counts, "seconds": question.budget_s}
         )
     else:
-        print_lines(
-            [
-                *best_words.question_lines(question.vary, question.left_alone, question.global_batch),
-                *best_words.estimate_lines(plan),
-            ]
-        )
+        print_lines(best_words.question_lines(question.vary, question.left_alone, question.global_batch))
+        print_lines(best_words.estimate_lines(plan))
 
 
 TICK_S = 2.0

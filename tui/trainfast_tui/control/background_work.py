@@ -69,10 +69,10 @@ def asks_anew(request: PredictionRequest, before: PredictionRequest | None, *, k
     """
     if before is None:
         return True
-    settings = [
+    old, new = (
         (one.spec, one.reference, one.machine.device, one.may_trace, one.speed_key) for one in (before, request)
-    ]
-    if settings[0] != settings[1]:
+    )
+    if old != new:
         return True
     memory = [(one.free_bytes, *(gpu.memory_free_bytes for gpu in one.machine.gpus)) for one in (before, request)]
     if keeps_memory and before.free_bytes is not None:

@@ -65,14 +65,6 @@ class SearchControl:
         """True while a search works, and from its start until it is seen or refused."""
         return self._pending.is_pending or (self._snapshot is not None and self._snapshot.is_live)
 
-    def badge(self, now_ns: int) -> str:
-        """Return a few words on the active search: `● best fit 3/6 · 1:12 left`."""
-        from trainfast_tui.text.search_states import progress_words
-
-        search = self.current
-        words = "starting" if search is None else progress_words(search, now_ns)
-        return f"● {self.kind.label.replace('-', ' ')} {words}"
-
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
         self._pending.note_started(directory)
@@ -90,7 +82,7 @@ class SearchControl:
         A search that was to be stopped as soon as it started is stopped.
         """
         from trainfast_tui.text.best_words import ADDS_TIME
-        from trainfast_tui.text.search_states import state_words
+        from trainfast_tui.text.search_words import state_words
 
         before, self._snapshot = self._snapshot, search
         if search is None:
@@ -191,6 +183,11 @@ class Searches:
         return [notice for kind, search in seen.items() for notice in self.of(kind).note_seen(search)]
 
     def badge(self, now_ns: int) -> str:
-        """Return a few words on the search that is going on, for every screen; empty without one."""
-        kind = self.running_kind
-        return "" if kind is None else self.of(kind).badge(now_ns)
+        """Return a few words on the search that is going on, `● best fit 3/6 · 1:12 left`; empty without one."""
+        from trainfast_tui.text.search_words import progress_words
+
+        if (kind := self.running_kind) is None:
+            return ""
+        search = self.of(kind).current
+        words = "starting" if search is None else progress_words(search, now_ns)
+        return f"● {kind.label.replace('-', ' ')} {words}"

@@ -364,6 +364,5 @@ class Pacer:
     @property
     def words(self) -> str:
         """The footer's notice while frames are late; empty otherwise."""
-        return (
-            f"the screen is behind: repainting every {self.period_s:g} s" if self.period_s > SHORTEST_PERIOD_S else ""
-        )
+        is_behind = self.period_s > SHORTEST_PERIOD_S
+        return f"the screen is behind: repainting every {self.period_s:g} s" if is_behind else ""

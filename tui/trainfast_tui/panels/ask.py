@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,14 +20,17 @@ def ask_text(
     value: str,
     accept: Callable[[str], object],
     then: Callable[[str], object] | None = None,
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Ask for a line of text, which is `value` at first.
+    """Ask for a line of text, which is `value` at first; with `choices`, for words `name=a,b` of these values.
 
     Enter calls `accept`; the dialog stays open if that raises a UserError, else it closes and calls `then`.
     """
-    from trainfast_tui.panels.dialogs import TextDialog
+    from trainfast_tui.panels.dialogs import ChecklistDialog, TextDialog
 
-    app.push_screen(TextDialog(title, hint, value, accept), None if then is None else _unless_left(then))
+    asked = (title, hint, value, accept)
+    dialog = TextDialog(*asked) if choices is None else ChecklistDialog(*asked, choices)
+    app.push_screen(dialog, None if then is None else _unless_left(then))
 
 
 def ask_choice(

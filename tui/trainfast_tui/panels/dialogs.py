@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from rich.text import Text
@@ -155,3 +155,60 @@ class ChoiceDialog(Dialog[str]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.dismiss(self._matching[event.option_index][0])
+
+
+class Checklist(OptionList):
+    """Values to check with space; Enter accepts the line above them."""
+
+    BINDINGS = [
+        Binding("space", "select", "check", show=False),
+        Binding("enter", "screen.submit", "accept", show=False),
+    ]
+
+
+class ChecklistDialog(TextDialog):
+    """A line of words `name=a,b`, and a checklist of all values below it; each follows the other."""
+
+    BINDINGS = [Binding("down", "app.focus_next", "to the list", show=False)]
+
+    def __init__(
+        self, title: str, hint: str, value: str, accept: Callable[[str], object], choices: Mapping[str, Sequence[str]]
+    ) -> None:
+        """`choices` are the values of each name."""
+        super().__init__(title, hint, value, accept)
+        self._pairs = [(name, value) for name, values in choices.items() for value in values]
+
+    def body(self) -> ComposeResult:
+        yield from super().body()
+        yield Static(classes="count")
+        yield Checklist(*(f"{name}={value}" for name, value in self._pairs), markup=False)
+
+    @property
+    def _checked(self) -> dict[str, list[str]]:
+        """The values of each name on the line."""
+        words = (word.partition("=") for word in self.query_one(Input).value.split())
+        return {name: list(filter(None, values.split(","))) for name, _, values in words}
+
+    def on_input_changed(self) -> None:
+        """Check the values on the line."""
+        checked, checklist, count = self._checked, self.query_one(Checklist), 0
+        for index, (name, value) in enumerate(self._pairs):
+            is_checked = value in checked.get(name, ())
+            count += is_checked
+            checklist.replace_option_prompt_at_index(index, Text(f"[{'x' if is_checked else ' '}] {name}={value}"))
+        words = f"{count} of {len(self._pairs)} checked; ↓ goes to them, space checks"
+        self.query_one(".count", Static).update(Text(words))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Put the value on the line, or take it off."""
+        name, value = self._pairs[event.option_index]
+        checked = self._checked
+        values = checked.setdefault(name, [])
+        (values.remove if value in values else values.append)(value)
+        self.query_one(Input).value = " ".join(
+            f"{name}={','.join(values)}" for name, values in checked.items() if values
+        )
+
+    async def action_submit(self) -> None:
+        """Accept the line."""
+        await self.query_one(Input).action_submit()

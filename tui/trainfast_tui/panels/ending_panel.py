@@ -190,9 +190,8 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
     changes = () if explanation is None else tuple(explanation.changes[:MAX_CHANGES])
-    advice = (
-        "" if changes else NO_CHANGE_ADVICE if run.run_file is not None and run.run_file.script else RUN_AGAIN_ADVICE
-    )
+    is_script = run.run_file is not None and run.run_file.script is not None
+    advice = "" if changes else NO_CHANGE_ADVICE if is_script else RUN_AGAIN_ADVICE
     return Ending(f"out of memory{_error_location(run)}", "error", reason, changes, advice=advice, facts=tuple(facts))
 
 

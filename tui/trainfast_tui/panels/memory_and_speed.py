@@ -64,14 +64,8 @@ def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[
     if not long_form:
         return [_peak_line(fit, width, memory.reference_bytes), bar, *_verdict_lines(fit, width, 2)]
     title = rule(f"memory at its peak: {phase_words(fit.predicted.phase)}", width)
-    lines = [
-        title,
-        bar,
-        *_legend_lines(fit, width),
-        _peak_line(fit, width),
-        *_change_lines(fit, memory.reference_bytes),
-    ]
-    return [*lines, *_verdict_lines(fit, width, 4)]
+    lines = [title, bar, *_legend_lines(fit, width), _peak_line(fit, width)]
+    return [*lines, *_change_lines(fit, memory.reference_bytes), *_verdict_lines(fit, width, 4)]
 
 
 def _verdict_lines(fit: PredictedFit, width: int, max_lines: int) -> list[Line]:

@@ -25,6 +25,8 @@ from trainfast_tui.text.topology import pcie_link
 INDENT = 6
 ROW_HAS_CLOCK_FROM = 120
 """Columns from which a GPU's row has its highest clock; below, its details have it."""
+STANDBY_WORDS = " standby {"
+"""In the command line of a process that waits for a run (`running.standby`)."""
 RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
@@ -71,8 +73,8 @@ class MonitorDevices(PaintedWidget):
     def _device_lines(self, snapshot: Snapshot, tick: Tick, width: int, height: int) -> list[Line]:
         before, seconds = _before(snapshot, tick)
         host_head = host_line(tick.host, snapshot.cpu_percent, width, bool(tick.devices))
-        rates = host_items(tick.host, before.host if before is not None else None, seconds)
-        host = [host_head, *item_lines(rates, width)]
+        items_of_host = host_items(tick.host, before.host if before is not None else None, seconds)
+        host = [host_head, *item_lines([*items_of_host, _standby(snapshot)], width)]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         items = [gpu_items(snapshot, device, self._last_minute, width) for device in tick.devices]
@@ -153,12 +155,10 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
 
 def _why_no_gpu(tick: Tick) -> list[str]:
     failure = tick.missing.get("nvml", binding.NO_DEVICES)
+    advice = "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu."
     if binding.comes_from_a_driver(failure):
-        return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
-    advice = (
-        "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
-    )
-    return [f"no GPU: {failure}.", advice]
+        advice = "devices=cpu trains without one;"
+    return [f"no GPU: {failure}.", f"{advice} trainfast-tui doctor says more."]
 
 
 MIN_THROTTLED_SHARE = 0.005
@@ -251,6 +251,13 @@ def host_items(host: HostReading, before: HostReading | None, seconds: float) ->
         Item("network in", rates({"": "network_received_bytes"})),
         Item("out", rates({"": "network_sent_bytes"})),
     ]
+
+
+def _standby(snapshot: Snapshot) -> Item:
+    """Return the memory of the training process that waits for a run; a run that took it keeps its command line."""
+    rows = snapshot.processes if snapshot.live_run is None else ()
+    waiting_bytes = sum(row.memory_rss_bytes or 0 for row in rows or () if STANDBY_WORDS in row.command)
+    return Item("standby", fmt.size(waiting_bytes) if waiting_bytes else "")
 
 
 def _missing_item(tick: Tick, index: int, width: int) -> Item:

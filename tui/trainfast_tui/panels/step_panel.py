@@ -162,10 +162,8 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     warming = steadiness(run, short=not long_words)
     if not conditions:
         return warming
-    per_step, per_sample = (
-        mean_of_known(step.energy_joules for step in conditions),
-        mean_of_known(step.joules_per_sample for step in conditions),
-    )
+    per_step = mean_of_known(step.energy_joules for step in conditions)
+    per_sample = mean_of_known(step.joules_per_sample for step in conditions)
     step_words = f"{fmt.joules(per_step)}/step, " if long_words else ""
     energy: Line = [] if per_step is None else [(f"{step_words}{fmt.joules(per_sample)}/sample", "text")]
     parts = [_throttled(conditions, long_words, _watched_gpus(run, conditions)), warming, _clock(conditions), energy]
@@ -227,6 +225,13 @@ def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str
     return watched_gpus([device.index for device in conditions[-1].devices])
 
 
+RULES_OF_DOUBTS = {
+    "other_processes": "host-cpu",
+    "heat": "thermal",
+    "power_brake": "power-brake",
+    "shared_gpu": "foreign-process",
+}
+"""The rule whose line says the same as a doubt, by the kind of the doubt."""
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 
@@ -239,16 +244,20 @@ class DiagnosisLine(ShownRunWidget):
         super().show_run(run)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self._run is None else [_worst_bottleneck(self._run)]
+        return [] if self._run is None else [worst_bottleneck(self._run)]
 
 
-def _worst_bottleneck(run: RunSnapshot) -> Line:
-    """Return the worst bottleneck in one line, or that none was found."""
+def worst_bottleneck(run: RunSnapshot) -> Line:
+    """Return the worst bottleneck that no doubt above names, in one line, or that none was found."""
     if not run.diagnosis:
         return [(no_bottleneck_in_run(run), "muted")]
-    worst, other_count = run.diagnosis[0], len(run.diagnosis) - 1
+    doubts, key = () if run.result is None else run.result.doubts or (), key_of("main", "diagnosis")
+    doubted = {RULES_OF_DOUBTS.get(doubt.kind) for doubt in doubts}
+    worst, other_count = next((one for one in run.diagnosis if one.rule not in doubted), None), len(run.diagnosis) - 1
+    if worst is None:
+        return [(f"{key} ", "key"), ("what to try against the doubt", "muted")]
     return [
-        (f"{key_of('main', 'diagnosis')} ", "key"),
+        (f"{key} ", "key"),
         (worst.line, SEVERITY_TONES.get(worst.severity, "text")),
         (f"  and {other_count} more" if other_count else "", "muted"),
     ]

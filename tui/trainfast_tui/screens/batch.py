@@ -11,13 +11,7 @@ from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.results.comparison import RUN_TO_RUN
 from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import (
-    CONFIRM_STEP,
-    BatchAnswer,
-    BatchSnapshot,
-    ConfirmationRun,
-    Probe,
-)
+from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchAnswer, BatchSnapshot, ConfirmationRun, Probe
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
@@ -34,8 +28,7 @@ from trainfast_tui.text.batch_words import batch_question_rows, limit_notice, li
 from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
-from trainfast_tui.text.search_states import state_words
-from trainfast_tui.text.search_words import REFUTED, Outcome, outcome_of
+from trainfast_tui.text.search_words import REFUTED, Outcome, outcome_of, state_words
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):

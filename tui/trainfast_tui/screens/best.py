@@ -14,7 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import UNFINISHED_STATES
 from trainfast_runner.search.best_journal import BestQuestion, BestRequest, Trial, read_budget
 from trainfast_runner.settings.knob_values import KnobValue, whole_number
-from trainfast_runner.settings.knobs import defaults, knob, read_vary
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, defaults, knob, read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.messages import Message, TrainingPython
@@ -31,8 +31,7 @@ from trainfast_tui.text import best_words as wording
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
-from trainfast_tui.text.search_states import state_words
-from trainfast_tui.text.search_words import outcome_of, role_of
+from trainfast_tui.text.search_words import outcome_of, role_of, state_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
@@ -167,11 +166,11 @@ class BestScreen(SearchScreen["BestSoFar"]):
             return
         fresh = self._is_fresh and self._search is None
 
-        def ask(title: str, hint: str, value: str, read: Callable[[str], dict[str, Any]]) -> None:
+        def ask(title: str, hint: str, value: str, read: Callable[[str], dict[str, Any]], **options: Any) -> None:
             def accept(text: str) -> None:
                 self._ask_anew(msgspec.structs.replace(request, **read(text)), fresh=fresh)
 
-            ask_text(self.app, title, hint, value, accept)
+            ask_text(self.app, title, hint, value, accept, **options)
 
         def on_objective(name: str) -> None:
             if name != "time":
@@ -186,7 +185,12 @@ class BestScreen(SearchScreen["BestSoFar"]):
             case "vary":
                 varied = wording.vary_text(request.vary or self._planned.vary)
                 hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {wording.EVERY_KNOB}."
-                ask("Knobs to vary", hint, varied, lambda text: {} if text.strip() == varied else _read_vary(text))
+                choices = _values_to_vary(self._planned.vary)
+
+                def read_varied(text: str) -> dict[str, Any]:
+                    return {} if text.strip() == varied else _read_vary(text)
+
+                ask("Knobs to vary", hint, varied, read_varied, choices=choices)
             case "batch":
                 batch = "" if request.global_batch is None else str(request.global_batch)
                 hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
@@ -248,6 +252,12 @@ class BestScreen(SearchScreen["BestSoFar"]):
 
 def _read_batch(text: str) -> dict[str, Any]:
     return {"global_batch": knob("batch_size").read(text) if text.strip() else None}
+
+
+def _values_to_vary(planned: Mapping[str, Sequence[KnobValue]]) -> dict[str, list[str]]:
+    """Return the planned values of each knob, and those that a search may vary, as they are typed."""
+    values = {entry.name: dict.fromkeys((*planned.get(entry.name, ()), *entry.search_values)) for entry in KNOBS}
+    return {name: [*map(KNOBS_BY_NAME[name].text_of, found)] for name, found in values.items() if found}
 
 
 def _read_vary(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.devices import DevicesPanel
 from trainfast_tui.panels.ending_panel import EndingPanel
-from trainfast_tui.panels.header_footer import FilterLine, Header, StatusLine
+from trainfast_tui.panels.header_footer import FilterLine, Footer, Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.panels.memory_and_speed import Predictions
 from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
@@ -114,6 +114,8 @@ class MainScreen(AppScreen):
         self.show_predictions()
         self.query_one(LogPane).show_run(run)
         self._show_status(snapshot)
+        useless = set() if run is not None else {"export", "report"}
+        self.query_one(Footer).set_actions(useless if self.session.is_device_used else {*useless, "stop"}, {})
 
     def show_next_run(self, knob: str = "") -> None:
         """Paint the next run's knobs, with the cursor on `knob` where one is named."""

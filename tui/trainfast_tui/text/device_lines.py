@@ -45,12 +45,7 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
 
 
 def gpu_line(
-    device: DeviceReading,
-    width: int,
-    is_used: bool,
-    missing: Mapping[str, str],
-    *,
-    is_chosen: bool = False,
+    device: DeviceReading, width: int, is_used: bool, missing: Mapping[str, str], *, is_chosen: bool = False
 ) -> Line:
     """Return the row of a GPU; `missing` has the reasons for absent readings (`Tick.missing`)."""
     is_wide = width >= LONG_DEVICE_WORDS_FROM

@@ -105,12 +105,7 @@ def joules(value_j: float | None) -> str:
 
 def _whole(unit: str) -> Formatter:
     """Return a formatter to whole numbers with this unit."""
-
-    def text(value: float | None) -> str:
-        value = _finite(value)
-        return ABSENT if value is None else f"{value:.0f} {unit}"
-
-    return text
+    return lambda value: ABSENT if _finite(value) is None else f"{value:.0f} {unit}"
 
 
 watts, celsius, megahertz = _whole("W"), _whole("°C"), _whole("MHz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -90,14 +91,7 @@ def shown_key(key: str) -> str:
     return key if len(key) == 1 else KEY_WORDS.get(key) or key.title().replace("+", "-")
 
 
-def _in_palette(id: str, keys: str, label: str, help: str) -> Action:
-    """Return an action without a place in the footer."""
-    return Action(id, keys, label, help, Shown.IN_PALETTE)
-
-
-def _in_help(id: str, keys: str, label: str, help: str) -> Action:
-    """Return an action that the help alone names."""
-    return Action(id, keys, label, help, Shown.IN_HELP)
+_in_palette, _in_help = partial(Action, shown=Shown.IN_PALETTE), partial(Action, shown=Shown.IN_HELP)
 
 
 def _moves(widget: str, noun: str) -> tuple[Action, ...]:
@@ -149,16 +143,10 @@ _ZOOMS = (
 )
 _EVENTS = (
     _in_palette(
-        "ChartColumn.event(-1)",
-        "less_than_sign comma",
-        "earlier event",
-        "An earlier event, in words, marked on the charts.",
+        "ChartColumn.event(-1)", "less_than_sign comma", "earlier event", "An earlier event, marked on the charts."
     ),
     _in_palette(
-        "ChartColumn.event(1)",
-        "greater_than_sign full_stop",
-        "later event",
-        "A later event; after the last the newest again.",
+        "ChartColumn.event(1)", "greater_than_sign full_stop", "later event", "A later event, at last the newest."
     ),
 )
 
@@ -173,15 +161,18 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         _in_palette("KnobPanel.turn(1)", "right", "turn", "Turn the knob under the cursor one stop up."),
         _in_palette("KnobPanel.turn(-1)", "left", "turn back", "Turn the knob under the cursor one stop down."),
-        Action("KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."),
+        _in_palette(
+            "KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."
+        ),
         *_moves("KnobPanel", "knob")[:2],
         *_ends("KnobPanel", "knob"),
         _in_palette("KnobPanel.type_value", "enter", "type", "Type a value for the knob under the cursor."),
         _in_palette("KnobPanel.reset_knob", "backspace", "reset", "Give the knob under the cursor its preset's value."),
         Action("KnobPanel.preset", "p", "preset", "Choose what to train: a preset or one of its variants."),
-        Action("script", "o", "own script", "Find the flags of a script of your own, and make a preset of it."),
-        Action("batch", "b", "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
-        Action("best", "B", "best fit", "Find the fastest settings that fit and train the same; it asks first."),
+        Action("batch", "b", "batch", "Find the largest batch that fits, and confirm it; it asks first."),
+        Action("best", "B", "best", "Find the fastest settings that fit and train the same; it asks first."),
+        *_shares("the run"),
+        Action("script", "o", "script", "Find the flags of a script of your own, and make a preset of it."),
         _in_palette("KnobPanel.save", "w", "save", "Save the knobs as a preset of your own."),
         Action("compare", "c", "compare", "Compare this run with the one before it."),
         Action("history", "h", "runs", "All runs: filter, sort, mark two and compare."),
@@ -192,10 +183,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _in_help("page(-1)", "pageup", "page up", "Scroll the open log back, else move up by knobs."),
         _in_help("page(1)", "pagedown", "page down", "Scroll the open log on, else move down by knobs."),
         Action("filter", "slash", "filter", "Show only knobs whose text contains all typed words.", Shown.IN_PALETTE),
-        *_shares("the run"),
-        _in_palette(
-            "knob_help", "i", "knob help", "Everything about the knob under the cursor, and why its value was refused."
-        ),
+        _in_palette("knob_help", "i", "knob help", "Everything about the knob under the cursor, and its refusal."),
         *map(_fix, range(3), ("first", "second", "third")),
         _in_palette("ChartColumn.reading", "n", "next reading", "Another device reading in the chart."),
         _in_palette("ChartColumn.unit", "t", "tokens/s", "Throughput in tokens/s; again: in samples/s."),
@@ -215,9 +203,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     ),
     "script": (
         Action("save", "w", "save", "Save the command and the mapping as a preset, and choose it as the next run."),
-        Action(
-            "map", "enter", "flag", "Type the flag for the knob under the cursor, or the command if no script is known."
-        ),
+        Action("map", "enter", "flag", "Type the flag of the knob under the cursor, or at first the command."),
         Action("add", "a", "add", "Map another knob to a flag."),
         Action("remove", "x backspace", "remove", "Remove the flag of the knob under the cursor."),
         Action("command", "c", "command", "Type another command, or look again with the same one."),
@@ -275,17 +261,10 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "everywhere": (
         Action("help", "question_mark f1", "help", "Every key, and every knob with what it costs."),
         _in_palette("theme", "f2", "theme", "The terminal's own colours, or a dark or light theme."),
-        _in_palette(
-            "repaint", "ctrl+l", "repaint", "Redraw the whole screen after another program has written over it."
-        ),
+        _in_palette("repaint", "ctrl+l", "repaint", "Redraw the screen after another program has written over it."),
         _in_palette("command_palette", "colon ctrl+p", "commands", "Every command by its name."),
         _in_palette("suspend_process", "ctrl+z", "suspend", "Give the terminal back to the shell; fg returns."),
-        _in_palette(
-            "quit",
-            "Q ctrl+q ctrl+c",
-            "quit",
-            "Leave, from any screen. A run or search goes on; come back with trainfast-tui.",
-        ),
+        _in_palette("quit", "Q ctrl+q ctrl+c", "quit", "Leave, from any screen; a run or search goes on."),
     ),
 }
 ACTIONS = tuple(replace(action, scope=scope) for scope, actions in _BY_SCREEN.items() for action in actions)

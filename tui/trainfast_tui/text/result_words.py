@@ -225,11 +225,8 @@ def value_text(name: str, value: Any) -> str:
     "the preset's" for a model or data field without an override, "not set" for a knob without a value.
     """
     if name in KNOBS_BY_NAME:
-        return (
-            "not set"
-            if value is None and KNOBS_BY_NAME[name].default is not None
-            else KNOBS_BY_NAME[name].text_of(value)
-        )
+        entry = KNOBS_BY_NAME[name]
+        return "not set" if value is None and entry.default is not None else entry.text_of(value)
     return "the preset's" if value is None else str(value)
 
 
