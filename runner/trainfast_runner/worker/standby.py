@@ -134,7 +134,9 @@ class Asker:
 
     def read(self) -> None:
         """Read the lines in the socket; block while it is empty."""
-        chunk = self.socket.recv(READ_BYTES)
+        chunk = b""
+        with suppress(ConnectionResetError):  # closed before it had read the last answer
+            chunk = self.socket.recv(READ_BYTES)
         self.is_over = not chunk
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         self._waiting += [json.loads(line) for line in lines]
