@@ -167,7 +167,7 @@ def test_words_by_value():
     preset = script_preset.ScriptPreset(flag_words={"precision": {"bf16": "--bf16", "fp32": ""}})
     assert preset.applied(["python", "t.py"], {"precision": "bf16"})[2:] == ["--bf16"]
     assert preset.applied(["python", "t.py"], {"precision": "fp32"})[2:] == []
-    with pytest.raises(UserError, match="precision=fp16 has no words"):
+    with pytest.raises(UserError, match="precision=fp16 has no flag in the preset"):
         preset.applied(["python", "t.py"], {"precision": "fp16"})
 
 

@@ -343,7 +343,8 @@ import sys
 from types import SimpleNamespace as Some
 sys.modules["lightning.pytorch.callbacks"] = Some(Callback=object)
 from trainfast_door.frameworks import callbacks_of_lightning
-trainer = Some(global_step=0, accumulate_grad_batches=4, precision="32-true", gradient_clip_val=None)
+trainer = Some(global_step=0, estimated_stepping_batches=20, precision="32-true", gradient_clip_val=None)
+trainer.accumulate_grad_batches = 4
 module, (callback,) = Some(automatic_optimization=True), callbacks_of_lightning()
 callback.on_train_start(trainer, module)
 for step in range(1, 9):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from recorded import ANSWER, CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
+from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
@@ -66,9 +66,9 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
 
 def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(home: Home) -> None:
     *tried, ended = answered()
-    ranked = replace(ANSWER, samples_per_s=14.8)
+    ranked = replace(ended.answer, samples_per_s=14.8)
     found = []
-    for number, answer in enumerate((ANSWER, ranked, replace(ranked, fastest_batch=None))):
+    for number, answer in enumerate((ended.answer, ranked, replace(ranked, fastest_batch=None))):
         lines = [*tried, replace(ended, answer=answer)]
         offered = offers(seen(a_search(Home(home.path / str(number)).create(), lines)))
         found.append([(offer.knob_texts, offer.reason) for offer in offered if offer.label == "flat from"])

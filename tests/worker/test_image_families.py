@@ -5,7 +5,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from worker_knobs import knob_values
 
-from trainfast_runner.worker.data import images
+from trainfast_runner.worker.data import samples as images
 from trainfast_runner.worker.data.samples import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.memory_trace.step_timeline import read_request, trace_step

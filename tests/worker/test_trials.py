@@ -214,6 +214,7 @@ def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
         "loss": loss,
         "step_ms": 10.0 * step,
         "data_ms": 1.0 * step,
+        "optimizer_ms": 0.5 * step,
         "samples": 2,
         "tokens": tokens,
         **memory,
