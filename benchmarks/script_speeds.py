@@ -1,4 +1,4 @@
-"""Five scripts as people write them, bare and under `run --`, unchanged: as many steps, as long, and as fast.
+"""Six scripts as people write them, bare and under `run --`, unchanged: as many steps, as long, and as fast.
 
     python -m benchmarks.script_speeds [--pairs 6] [--only plain_torch ...]
 
@@ -29,7 +29,11 @@ import psutil
 from benchmarks.meter import Row, app, options, print_table
 
 SCRIPTS = Path(__file__).with_name("scripts")
-NAMES = ("hard_coded_trainer", "with_accelerate", "with_lightning", "plain_torch", "nanogpt_ddp")
+NAMES = ("hf_argument_parser", "hard_coded_trainer", "with_accelerate", "with_lightning", "plain_torch", "nanogpt_ddp")
+ARGUMENTS = {
+    "hf_argument_parser": "--per_device_train_batch_size=4 --num_train_epochs=1 --use_cpu=true --report_to=none "
+    "--save_strategy=no --disable_tqdm=true"
+}
 SIDE = "BENCHMARK_SIDE"
 """The variable that marks the processes of a side; a supervisor leaves the tree of the command that started it."""
 BARE, RUN = "bare", "run"
@@ -81,7 +85,7 @@ class Pair:
 def command(name: str) -> list[str]:
     """The words that start a script."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "nanogpt_ddp" else []
-    return [sys.executable, *launcher, str(SCRIPTS / f"{name}.py")]
+    return [sys.executable, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS.get(name, "").split()]
 
 
 def _pair(script: list[str], folder: Path) -> Pair:

@@ -16,12 +16,16 @@ class StepEnds(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-torch.manual_seed(0)
-sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
-rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, VOCABULARY, (SEQUENCES * STEPS, LENGTH))]
-quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
-with tempfile.TemporaryDirectory() as folder:
-    arguments = TrainingArguments(folder, per_device_train_batch_size=SEQUENCES, num_train_epochs=1, **quiet)
+def train(arguments):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, VOCABULARY, (SEQUENCES * STEPS, LENGTH))]
     Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[StepEnds()]).train()
-print(json.dumps(StepEnds.ends))
+    print(json.dumps(StepEnds.ends))
+
+
+if __name__ == "__main__":
+    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
+    with tempfile.TemporaryDirectory() as folder:
+        train(TrainingArguments(folder, per_device_train_batch_size=SEQUENCES, num_train_epochs=1, **quiet))
