@@ -78,7 +78,7 @@ class Conductor(ABC, Generic[EndedT]):
     far, of the kind `JOURNAL`.
     """
 
-    JOURNAL: ClassVar[type[JournalLines]]
+    JOURNAL: ClassVar[type[JournalLines[Any, Any, Any]]]
 
     def __init__(self, directory: Path, home: Home, options: SearchOptions, caller: SearchCaller) -> None:
         self._directory, self._home = directory, home

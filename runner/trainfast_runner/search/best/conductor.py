@@ -11,10 +11,9 @@ import dataclasses
 import math
 import os
 import statistics
-import threading
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +55,7 @@ from trainfast_runner.search.best_journal import (
     StepProfile,
     Trial,
 )
-from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, wait_until
+from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, run_within
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import SpeedDevice, known_ceiling, with_predicted_speed
@@ -121,16 +120,9 @@ class BestConductor(Conductor[BestEnded]):
             return
         if not self._question.is_script:
             launch.keep_standby(self._best_plan.plan, self._home)
-            cancelled = threading.Event()
-            with ThreadPoolExecutor(1) as pool:
-                device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
-                ceiling = known_ceiling(self._home, device)
-                prediction = pool.submit(self._best_plan.predict_candidates, cancelled, ceiling)
-                try:
-                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
-                finally:
-                    cancelled.set()
-            self._space = prediction.result()
+            device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
+            predict = partial(self._best_plan.predict_candidates, ceiling=known_ceiling(self._home, device))
+            self._space = run_within(PREDICTIONS_WAIT_S, predict, self._raise_if_cancelled)
         self._write(self._space)
 
     def step(self) -> BestEnded | None:
