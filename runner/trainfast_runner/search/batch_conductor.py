@@ -27,7 +27,6 @@ from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
-from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
@@ -143,7 +142,6 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
     key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
     limits = limits_of(plan)
     question = BatchQuestion(
-        search_id="",
         key=key,
         **spec.record_fields(),
         device=plan.device,
@@ -151,7 +149,6 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
         device_uuids=plan.device_uuids,
         limits_bytes=list(limits.by_rank),
         limit_words=limits.source,
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
     return open_search(question, home, options, _limits_still_fit)
 

@@ -32,15 +32,18 @@ class SearchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind"):
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     schema: int = SCHEMA
-    search_id: str
-    key: str
+    search_id: str = ""
+    """Empty until the search has its directory."""
+    key: str = ""
     """Equal for two commands that ask the same."""
     device: str = "cpu"
     device_uuids: list[str] = []
     """The GPUs of the whole search; empty on a CPU."""
     limits_bytes: list[int] = []
     """One limit a rank."""
-    clock: ClockAnchor
+    clock: ClockAnchor = msgspec.field(
+        default_factory=lambda: ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
+    )
 
     @property
     def is_script(self) -> bool:

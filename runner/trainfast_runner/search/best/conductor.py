@@ -146,16 +146,10 @@ class BestConductor(Conductor[BestEnded]):
         warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
         return BestState(self._lines, worked_seconds(self._lines), warm_run_id)
 
-    def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
-        """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
-        candidate = self._space.candidates[number]
-        plan = self._best_plan.plan_of(candidate, under_memory_limit=under_memory_limit, **knobs)
-        return dataclasses.replace(plan, search_id=self._directory.name)
-
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Return the plan of a candidate's trial, or record why it is refused. Raises UserError for the baseline."""
         try:
-            return self._plan_of(number, under_memory_limit=False, **knobs)
+            return self._best_plan.plan_of(self._space.candidates[number], under_memory_limit=False, **knobs)
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
@@ -178,9 +172,9 @@ class BestConductor(Conductor[BestEnded]):
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a cold run."""
         self._runs.end_process()
-        step = decision.step
+        step, candidate, plan_of = decision.step, self._space.candidates[number], self._best_plan.plan_of
         if step.action == UNDER_LIMIT:
-            plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
+            plan = plan_of(candidate, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             # Losses compare after equally many steps.
             earlier = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
@@ -188,11 +182,10 @@ class BestConductor(Conductor[BestEnded]):
             steps = None if first is None else first.knobs.get("steps")
             if not isinstance(steps, int):
                 steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps
-            plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
+            plan = plan_of(candidate, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._runs.start(plan, COLD)
-        result = self._runs.wait_for_end(directory)
-        run = cold_run_of(step, self._space.candidates[number], directory, result)
+        run = cold_run_of(step, candidate, directory, self._runs.wait_for_end(directory))
         self._write(with_usual_disturbance(run, self._lines))
 
     def _try_warm(self, decision: BestDecision, number: int) -> None:

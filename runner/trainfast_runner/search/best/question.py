@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from trainfast_runner.memory.oom import sizes_in
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best_journal import (
@@ -338,13 +336,14 @@ class BestPlan:
         """
         if self.plan_script_run is not None:
             plan = self.plan_script_run({**candidate.knobs, **knobs})
-            return replace(plan, memory_limit_bytes=tuple(self.question.limits_bytes) or None)
+            limits_bytes = tuple(self.question.limits_bytes) or None
+            return replace(plan, search_id=self.question.search_id, memory_limit_bytes=limits_bytes)
         limit = self.survey.spec.knobs["memory_limit"] if under_memory_limit else None
         spec = self.survey.run_of(candidate.knobs).with_overrides(memory_limit=limit, **knobs)
         # Every process takes the same GPUs, even if others have more free memory by now.
         uuids = self.question.device_uuids
         own_uuids = uuids[: device_count(spec, self.survey.machine)] if uuids else ()
-        return planning.plan_run(spec, self.plan.python, own_uuids)
+        return replace(planning.plan_run(spec, self.plan.python, own_uuids), search_id=self.question.search_id)
 
     def predict_candidates(self, cancelled: threading.Event, ceiling: Ceiling | None = None) -> Space:
         """Return the candidates of a model with their predicted memory, and their work at the speeds of a `ceiling`.
@@ -578,8 +577,6 @@ def _question(
     batch = request.global_batch or default_global_batch(survey)
     vary, left_alone = vary_of(survey, request.vary, batch, entries)
     return BestQuestion(
-        search_id="",
-        key="",
         **spec.record_fields(),
         objective=request.objective,
         for_steps=request.for_steps,
@@ -590,7 +587,6 @@ def _question(
         device=plan.device,
         device_names=plan.device_names,
         limits_bytes=list(limits_bytes),
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
 
 
