@@ -198,16 +198,18 @@ class GlobalBatch:
 
     def nearest_error(self) -> UserError:
         """Return the error about a size that no combination has, with the nearest sizes below and above."""
-        wanted, attainable = self.size or 0, set[int]()
+        wanted = self.size or 0
         varied = [name for name in BATCH_KNOBS if name in self._deciding]
-        for combination in combinations_of(self._deciding):
-            knobs = {**self._survey.spec.knobs, **combination}
+        settings = [{**self._survey.spec.knobs, **combination} for combination in combinations_of(self._deciding)]
+        attainable = {
+            self.degree(knobs) * math.prod(whole_number(knobs, name) for name in varied or ("grad_accum",))
+            for knobs in settings
+        }
+        if len(varied) < len(BATCH_KNOBS):
             # A knob that is not varied makes any multiple of the other one.
-            unit = self.degree(knobs) * math.prod(whole_number(knobs, name) for name in varied or ("grad_accum",))
-            multiples = (1,) if len(varied) == len(BATCH_KNOBS) else (max(1, wanted // unit), wanted // unit + 1)
-            attainable.update(unit * multiple for multiple in multiples)
-        below, above = [size for size in attainable if size < wanted], [size for size in attainable if size > wanted]
-        near = [*([max(below)] if below else []), *([min(above)] if above else [])]
+            attainable = {unit * (wanted // unit + more) for unit in attainable for more in (0, 1)} - {0}
+        near = [*sorted(size for size in attainable if size < wanted)[-1:]]
+        near += sorted(size for size in attainable if size > wanted)[:1]
         return UserError(
             f"--global-batch {self.size}: no batch_size x grad_accum x data-parallel degree gives it",
             key="--global-batch",
