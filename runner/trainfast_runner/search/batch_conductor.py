@@ -132,25 +132,20 @@ def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str
 
 
 def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Path:
-    """Return the directory of the search this plan continues, or of a new one with its first line written.
-
-    The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
-    """
-    plan, spec = batch_plan.plan, batch_plan.plan.spec
-    visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus] if plan.device == "cuda" else []
-    knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
+    """Return the directory of the search this plan continues, or of a new one with its first line written."""
+    plan = batch_plan.plan
     limits = limits_of(plan)
     question = BatchQuestion(
-        key=key,
-        **spec.record_fields(),
+        **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,
         limits_bytes=list(limits.by_rank),
         limit_words=limits.source,
     )
-    return open_search(question, home, options, _limits_still_fit)
+    gpus = detect_machine(plan.versions).gpus if plan.device == "cuda" else ()
+    key = key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH)
+    return open_search(question, key, home, options, _limits_still_fit)
 
 
 def _limits_still_fit(directory: Path) -> bool:

@@ -701,17 +701,11 @@ def _has_several_devices(survey: Survey, strategy: KnobValue) -> bool:
 
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written."""
-    return open_search(msgspec.structs.replace(best_plan.question, key=best_key(best_plan)), home, options)
+    return open_search(best_plan.question, best_key(best_plan), home, options)
 
 
 def best_key(best_plan: BestPlan) -> str:
-    """Return the key of a question: of model, data, knobs, varied values, devices and versions.
-
-    All visible GPUs are in the key; the journal has those that the search took, the freest at its beginning.
-    """
-    question, plan = best_plan.question, best_plan.plan
-    visible = [gpu.uuid for gpu in best_plan.survey.machine.gpus]
-    knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
-    search_fields = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    request = (question.model, question.data, knobs, search_fields, plan.device, visible, plan.python, plan.versions)
-    return key_of_question(request, plan)
+    """Return the key of a question, with its varied values."""
+    question = best_plan.question
+    asked = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
+    return key_of_question(question, best_plan.plan, best_plan.survey.machine.gpus, SET_BY_A_SEARCH, asked)
