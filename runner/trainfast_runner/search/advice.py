@@ -103,16 +103,12 @@ def model_advice(situation: Situation) -> Advice | None:
         return Advice("model", situation.model_refusal)
     hints = []
     for name, length in (situation.shapes or {}).items():
-        if name == "vocab_size" and length % VOCABULARY_UNIT:
-            hints.append(
-                f"model.vocab_size={-(-length // VOCABULARY_UNIT) * VOCABULARY_UNIT} instead of {length}:"
-                f" a multiple of {VOCABULARY_UNIT} suits tensor cores, and the added rows are never used."
-            )
-        elif name != "vocab_size" and length % TENSOR_CORE_UNIT:
-            hints.append(
-                f"model.{name}={_aligned(length)} instead of {length}:"
-                f" a multiple of {TENSOR_CORE_UNIT} suits tensor cores."
-            )
+        unit, aligned, more = TENSOR_CORE_UNIT, _aligned(length), ""
+        if name == "vocab_size":
+            unit, aligned = VOCABULARY_UNIT, -(-length // VOCABULARY_UNIT) * VOCABULARY_UNIT
+            more = ", and the added rows are never used"
+        if length % unit:
+            hints.append(f"model.{name}={aligned} instead of {length}: a multiple of {unit} suits tensor cores{more}.")
     return Advice("model", " ".join(hints)) if hints else None
 
 

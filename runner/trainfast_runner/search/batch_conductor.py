@@ -27,7 +27,6 @@ from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
-from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
@@ -133,27 +132,20 @@ def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str
 
 
 def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Path:
-    """Return the directory of the search this plan continues, or of a new one with its first line written.
-
-    The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
-    """
-    plan, spec = batch_plan.plan, batch_plan.plan.spec
-    visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus] if plan.device == "cuda" else []
-    knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
-    key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
+    """Return the directory of the search this plan continues, or of a new one with its first line written."""
+    plan = batch_plan.plan
     limits = limits_of(plan)
     question = BatchQuestion(
-        search_id="",
-        key=key,
-        **spec.record_fields(),
+        **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,
         limits_bytes=list(limits.by_rank),
         limit_words=limits.source,
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
-    return open_search(question, home, options, _limits_still_fit)
+    gpus = detect_machine(plan.versions).gpus if plan.device == "cuda" else ()
+    key = key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH)
+    return open_search(question, key, home, options, _limits_still_fit)
 
 
 def _limits_still_fit(directory: Path) -> bool:

@@ -19,14 +19,13 @@ from trainfast_runner.results.doubts import doubts
 from trainfast_runner.search.journal import (
     Conducted,
     JournalLines,
-    Launched,
     Line,
     Paused,
     Resumed,
     SearchEnded,
     SearchQuestion,
+    SharedLine,
     Waiting,
-    current_end,
     fields_of,
     first_fields,
 )
@@ -205,19 +204,7 @@ class BatchEnded(SearchEnded, frozen=True, kw_only=True, tag="ended"):
     changes: list[Change] = []
 
 
-BatchLine = (
-    BatchQuestion
-    | Conducted
-    | Predicted
-    | BatchStep
-    | Launched
-    | Probe
-    | ConfirmationRun
-    | Paused
-    | Waiting
-    | Resumed
-    | BatchEnded
-)
+BatchLine = BatchQuestion | Predicted | BatchStep | Probe | ConfirmationRun | BatchEnded | SharedLine
 """A line of a batch search's journal."""
 
 
@@ -318,26 +305,17 @@ def _secant_error(
 
 
 @dataclass(frozen=True)
-class BatchSnapshot(JournalLines):
+class BatchSnapshot(JournalLines[BatchQuestion, BatchStep, BatchEnded]):
     """A batch search at one moment: the lines of its journal by kind, and what a screen shows of them."""
 
     LINE_TYPE = BatchLine
+    KINDS = BatchQuestion, BatchStep, BatchEnded
     lines: tuple[BatchLine, ...] = ()
-
-    @cached_property
-    def question(self) -> BatchQuestion | None:
-        """The first line; None while it is unwritten."""
-        return newest(self.lines, BatchQuestion)
 
     @cached_property
     def prediction(self) -> Predicted | None:
         """The predicted memory; None before it is written."""
         return newest(self.lines, Predicted)
-
-    @cached_property
-    def newest_step(self) -> BatchStep | None:
-        """The current step and its reason; the last step once the search has ended."""
-        return newest(self.lines, BatchStep)
 
     @cached_property
     def probes(self) -> tuple[Probe, ...]:
@@ -358,11 +336,6 @@ class BatchSnapshot(JournalLines):
         """Return the confirmation run that ran out of memory at this size or a smaller one; None if it counts."""
         refuting = (run for run in self.confirmations if probe.batch_size in run.refutes)
         return next(refuting, None) if probe.outcome == "fits" else None
-
-    @cached_property
-    def ended(self) -> BatchEnded | None:
-        """The end; None while the search goes on or was continued."""
-        return current_end(self.lines, BatchEnded)
 
     @property
     def answer(self) -> BatchAnswer | None:

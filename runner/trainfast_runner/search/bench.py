@@ -226,14 +226,9 @@ def tabulate(bench: Bench, results_by_row: Mapping[str, Sequence[RowResult]]) ->
     rows = {planned.id: _row(planned, results_by_row.get(planned.id, ())) for planned in bench.rows}
     works = {planned.id: _work(planned.spec) for planned in bench.rows}
     baseline = rows[bench.baseline_id]
-    rows[baseline.id] = replace(
-        baseline,
-        vs_baseline_percent=0.0 if baseline.rate else None,
-        published_vs_baseline_percent=0.0 if _published_rate(baseline) else None,
-    )
     for row in rows.values():
         # A sample of another model, data or length is another amount of work.
-        if row.id != baseline.id and works[row.id] == works[baseline.id]:
+        if works[row.id] == works[baseline.id]:
             # The n-th results of all rows come from one repetition, run back to back.
             repetitions = zip(*(map(_rate, results_by_row.get(one, ())) for one in (baseline.id, row.id)), strict=False)
             rows[row.id] = _compared(row, baseline, [(base, rate) for base, rate in repetitions if base and rate])
@@ -269,6 +264,9 @@ def _work(spec: RunSpec) -> tuple[object, ...]:
 def _compared(row: Row, baseline: Row, pairs: Sequence[tuple[float, float]]) -> Row:
     """Return the row with its gain over the baseline; `pairs` are their rates in each repetition."""
     row = replace(row, published_vs_baseline_percent=_gain(_published_rate(row), _published_rate(baseline)))
+    gain = _gain(row.rate, baseline.rate)
+    if row.id == baseline.id:
+        return replace(row, vs_baseline_percent=gain)
     if baseline.result is None or row.result is None:
         return row
     if not speeds_rank(baseline.result, row.result):
@@ -280,7 +278,6 @@ def _compared(row: Row, baseline: Row, pairs: Sequence[tuple[float, float]]) -> 
     else:
         # Runs side by side share their conditions, and the pairs show what differed: the interval holds it.
         verdict = NOISE if interval[0] <= 0 <= interval[1] else BETTER if interval[0] > 0 else WORSE
-    gain = _gain(row.rate, baseline.rate)
     return replace(row, vs_baseline_percent=gain, verdict=verdict, interval_percent=interval)
 
 

@@ -19,18 +19,7 @@ from trainfast_runner.errors import UserError, highest
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.journal import (
-    Conducted,
-    JournalLines,
-    Launched,
-    Line,
-    Paused,
-    Resumed,
-    SearchEnded,
-    SearchQuestion,
-    Waiting,
-    current_end,
-)
+from trainfast_runner.search.journal import JournalLines, Line, SearchEnded, SearchQuestion, SharedLine
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
 
 SEARCH_OBJECTIVES = ("samples_per_s", "samples_per_joule", "time")
@@ -365,44 +354,22 @@ class BestEnded(SearchEnded, frozen=True, kw_only=True, tag="best-ended"):
     missing_bytes: int | None = None
 
 
-BestLine = (
-    BestQuestion
-    | Conducted
-    | Space
-    | ProcessReady
-    | Trial
-    | ColdRun
-    | BestStep
-    | Launched
-    | Paused
-    | Waiting
-    | Resumed
-    | BestEnded
-)
+BestLine = BestQuestion | Space | ProcessReady | Trial | ColdRun | BestStep | BestEnded | SharedLine
 """A line of a best-fit search's journal."""
 
 
 @dataclass(frozen=True)
-class BestJournal(JournalLines):
+class BestJournal(JournalLines[BestQuestion, BestStep, BestEnded]):
     """The lines of a best-fit search's journal, oldest first, by kind."""
 
     LINE_TYPE = BestLine
+    KINDS = BestQuestion, BestStep, BestEnded
     lines: tuple[BestLine, ...] = ()
-
-    @cached_property
-    def question(self) -> BestQuestion | None:
-        """The first line; None while it is unwritten."""
-        return newest(self.lines, BestQuestion)
 
     @cached_property
     def space(self) -> Space | None:
         """The candidates; None before they are listed."""
         return newest(self.lines, Space)
-
-    @cached_property
-    def newest_step(self) -> BestStep | None:
-        """The newest step, with its reason; None before the first."""
-        return newest(self.lines, BestStep)
 
     @cached_property
     def diagnosis(self) -> list[str]:
@@ -424,11 +391,6 @@ class BestJournal(JournalLines):
     def cold_runs(self) -> tuple[ColdRun, ...]:
         """Every cold run, in their order."""
         return self.all_of(ColdRun)
-
-    @cached_property
-    def ended(self) -> BestEnded | None:
-        """The end; None while the search goes on or was continued."""
-        return current_end(self.lines, BestEnded)
 
     @property
     def candidates(self) -> list[Candidate]:

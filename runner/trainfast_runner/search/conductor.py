@@ -77,7 +77,7 @@ class Conductor(ABC, Generic[EndedT]):
     far, of the kind `JOURNAL`.
     """
 
-    JOURNAL: ClassVar[type[JournalLines]]
+    JOURNAL: ClassVar[type[JournalLines[Any, Any, Any]]]
 
     def __init__(self, directory: Path, home: Home, options: SearchOptions, caller: SearchCaller) -> None:
         self._directory, self._home = directory, home
@@ -243,10 +243,7 @@ class SearchRuns:
     def wait_for_end(self, directory: Path) -> Result:
         """Wait for the end of a run. Raises Cancelled if it was stopped, which is no outcome of its settings."""
         self._live_run = directory
-        result = wait_for_result(directory, self._raise_if_cancelled)
-        self._live_run = None
-        raise_if_stopped(result)
-        return result
+        return self._ended(wait_for_result(directory, self._raise_if_cancelled))
 
     def end_process(self) -> None:
         """End the warm process, if there is one."""
@@ -257,9 +254,13 @@ class SearchRuns:
     def wait_for_process_end(self) -> Result:
         """Wait for the end of the warm process, which ends by itself, as `wait_for_end` does."""
         assert self.process is not None
-        result = self.process.wait_for_end()
+        return self._ended(self.process.wait_for_end())
+
+    def _ended(self, result: Result) -> Result:
+        """Return the result of the live run, which is over."""
         self._live_run = self.process = None
-        raise_if_stopped(result)
+        if result.state in ("stopped", "killed"):
+            raise Cancelled
         return result
 
     def stop(self) -> None:
@@ -293,12 +294,6 @@ STOPS_WITHIN_S = 10.0
 
 class Cancelled(Exception):
     """Raised when a search, a bench or a wait must stop now: no further run is started."""
-
-
-def raise_if_stopped(result: Result) -> None:
-    """Raise Cancelled if the run was stopped or killed from outside, which is no outcome of its settings."""
-    if result.state in ("stopped", "killed"):
-        raise Cancelled
 
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
@@ -442,18 +437,17 @@ class WarmProcess:
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `is_over()`; return False if the run ended before."""
-        while True:
-            # The result is read before the lines: all lines of an ended run are then there.
-            self.result = _result_if_ended(self.directory)
+
+        def is_over_or_ended() -> bool:
             self._read()
-            if is_over():
-                return True
-            if self.result is not None:
-                return False
-            self._raise_if_cancelled()
-            time.sleep(POLL_S)
+            return is_over() or self.result is not None
+
+        wait_until(is_over_or_ended, self._raise_if_cancelled)
+        return is_over()
 
     def _read(self) -> None:
+        # The result is read before the lines: all lines of an ended run are then there.
+        self.result = _result_if_ended(self.directory)
         for rank, tail in enumerate(self._tails):
             for line in tail.new():
                 self.ended_by_error |= line.ended_process

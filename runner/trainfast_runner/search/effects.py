@@ -28,8 +28,6 @@ UNTIMED_TRIAL_STEPS = 2
 """Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
 MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
 """Timed steps of a trial, and the standard error of their median that is enough, as a share of the median."""
-POOL_STEPS = 4
-"""Chosen, not measured: the pooled variance of a step weighs as much as this many steps of the trial itself."""
 MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 DEFAULT_STEP_DEVIATION = 0.02
@@ -135,14 +133,14 @@ class Measurements:
         return drift if abs(drift) > max(DRIFT_LOG_RATE, SURE_ERRORS * error) else 0.0
 
     def variance(self, trial: Trial) -> float:
-        """Return the variance of a trial's ln rate by its own steps, the pooled ones and the drift of its process."""
-        residuals, variance = _residuals(trial.step_ms), self.step_deviation**2
-        if residuals:
-            own_variance = (MAD_TO_SIGMA * statistics.median(residuals)) ** 2
-            variance = (POOL_STEPS * variance + len(residuals) * own_variance) / (POOL_STEPS + len(residuals))
+        """Return the variance of a trial's ln rate by the pooled steps and the drift of its process."""
         # Both ends of a drift have an error: half of its square is the variance of one.
         drift_variance = self.drifts.get(trial.run_id, 0.0) ** 2 / 2
-        return MEDIAN_VARIANCE * variance / max(1, len(trial.step_ms)) + MIN_RATE_DEVIATION**2 + drift_variance
+        return (
+            MEDIAN_VARIANCE * self.step_deviation**2 / max(1, len(trial.step_ms))
+            + MIN_RATE_DEVIATION**2
+            + drift_variance
+        )
 
 
 def reference_of(trials: Sequence[Trial]) -> Trial | None:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
 
 import msgspec
 
 from trainfast_runner.records.home import JOURNAL_FILE, LIVE_STATES, PAUSE_FILE, home_error, is_conducted
-from trainfast_runner.records.json_lines import Appender, Tail, read_all
+from trainfast_runner.records.json_lines import Appender, Tail, newest, read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 
 CANCELLED_REASON = "the same command continues it"
@@ -32,15 +32,18 @@ class SearchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind"):
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     schema: int = SCHEMA
-    search_id: str
-    key: str
+    search_id: str = ""
+    """Empty until the search has its directory."""
+    key: str = ""
     """Equal for two commands that ask the same."""
     device: str = "cpu"
     device_uuids: list[str] = []
     """The GPUs of the whole search; empty on a CPU."""
     limits_bytes: list[int] = []
     """One limit a rank."""
-    clock: ClockAnchor
+    clock: ClockAnchor = msgspec.field(
+        default_factory=lambda: ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
+    )
 
     @property
     def is_script(self) -> bool:
@@ -103,14 +106,14 @@ LineT = TypeVar("LineT", bound=Line)
 EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
-def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
-    """Return the end of a search of this kind; None while the search goes on or was continued."""
-    last_line = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
-    return last_line if isinstance(last_line, kind) else None
+SharedLine = Conducted | Launched | Paused | Waiting | Resumed
+"""A line that the journals of both kinds have."""
+QuestionT = TypeVar("QuestionT", bound=SearchQuestion)
+StepT = TypeVar("StepT", bound=Line)
 
 
 @dataclass(frozen=True)
-class JournalLines:
+class JournalLines(Generic[QuestionT, StepT, EndedT]):
     """The lines of a journal of either kind, oldest first, and the state of its search when they were read.
 
     `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
@@ -119,6 +122,8 @@ class JournalLines:
 
     LINE_TYPE: ClassVar[Any]
     """The union of the lines that this kind of journal has."""
+    KINDS: ClassVar[tuple[Any, Any, Any]]
+    """The classes of its question, its steps and its end."""
     lines: tuple[Any, ...] = ()
     directory: Path = Path()
     state: str = "starting"
@@ -149,15 +154,21 @@ class JournalLines:
         last_line = self.lines[-1] if self.lines else None
         return last_line.run_id if isinstance(last_line, Waiting) else None
 
-    @property
-    def newest_step(self) -> Line | None:
-        """The newest step, with its reason; None before the first."""
-        raise NotImplementedError
+    @cached_property
+    def question(self) -> QuestionT | None:
+        """The first line; None while it is unwritten."""
+        return cast(QuestionT | None, newest(self.lines, self.KINDS[0]))
 
-    @property
-    def ended(self) -> SearchEnded | None:
+    @cached_property
+    def newest_step(self) -> StepT | None:
+        """The current step and its reason; the last step once the search has ended, None before the first."""
+        return cast(StepT | None, newest(self.lines, self.KINDS[1]))
+
+    @cached_property
+    def ended(self) -> EndedT | None:
         """The end; None while the search goes on or was continued."""
-        return current_end(self.lines, SearchEnded)
+        last_line = next((line for line in reversed(self.lines) if isinstance(line, SearchEnded | Conducted)), None)
+        return cast(EndedT, last_line) if isinstance(last_line, self.KINDS[2]) else None
 
     def after(self, new_lines: Sequence[object], *, has_conductor: bool) -> Self:
         """Return the journal with these lines added; the same one if neither the lines nor the state changed."""
@@ -178,7 +189,7 @@ class JournalLines:
         return "starting" if self.newest_step is None else "running"
 
 
-JournalT = TypeVar("JournalT", bound=JournalLines)
+JournalT = TypeVar("JournalT", bound=JournalLines[Any, Any, Any])
 
 
 class JournalFollower(Generic[JournalT]):

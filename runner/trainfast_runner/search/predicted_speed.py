@@ -118,7 +118,12 @@ for calls, 1.2 to 1.7 for FLOPs, 0.5 for moved bytes. GPU factors are assumed.
 ABOVE_CEILING = 1.1
 """A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
 OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
-"""Exponent p of (calls^p + work^p)^(1/p): with 1 host calls and device work add up, with a large p they overlap."""
+"""The exponents of `overlapped`."""
+
+
+def overlapped(calls: float, work: float, exponent: float) -> float:
+    """Return the time of host calls and device work: with exponent 1 they add up, with a large one they overlap."""
+    return float((calls**exponent + work**exponent) ** (1 / exponent))
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def step_time(
         calls_s, flops_s, moved_s = calls_s / stages, flops_s / stages, moved_s / stages
     power = OVERLAP_EXPONENT[model.device]
     device_s = flops_s + moved_s
-    seconds = (calls_s**power + device_s**power) ** (1 / power)
+    seconds = overlapped(calls_s, device_s, power)
     by_calls = (calls_s / seconds) ** power
     shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
     return ExpectedStep(

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import Gpus
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import (
@@ -109,19 +110,24 @@ def new_search(home: Home, name: str) -> Path:
 
 
 def open_search(
-    question: SearchQuestion, home: Home, options: SearchOptions, can_continue: Callable[[Path], bool] = Path.exists
+    question: SearchQuestion,
+    key: str,
+    home: Home,
+    options: SearchOptions,
+    can_continue: Callable[[Path], bool] = Path.exists,
 ) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written.
 
-    `can_continue` judges the directory of an unfinished search. Raises UserError when the home cannot be written.
+    Searches with the same `key` ask the same. `can_continue` judges the directory of an unfinished search.
+    Raises UserError when the home cannot be written.
     """
     home.create()
-    earlier = None if options.fresh else unfinished(home, question.key, str(question.__struct_config__.tag))
+    earlier = None if options.fresh else unfinished(home, key, str(question.__struct_config__.tag))
     if earlier is not None and can_continue(earlier):
         return earlier
     directory = new_search(home, question.name)
     journal = JournalWriter(directory)
-    journal.write(msgspec.structs.replace(question, search_id=directory.name))
+    journal.write(msgspec.structs.replace(question, search_id=directory.name, key=key))
     journal.close()
     return directory
 
@@ -164,11 +170,17 @@ KEY_DIGITS = 16
 """Hex digits of the hash of a question."""
 
 
-def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question: a hash, for a script also of its command and of the files that this names.
+def key_of_question(
+    question: SearchQuestion, plan: RunPlan, gpus: Gpus, set_by_search: Collection[str], *asked: object
+) -> str:
+    """Return the key of a question: a hash of model, data, knobs, what else is `asked`, devices and versions.
 
-    A file is named by a word of the command, alone or after `=`.
+    All visible `gpus` are in the key; the journal has those that the search took, the freest at its beginning. The key
+    of a script also has its command, and the files that this names by a word, alone or after `=`.
     """
+    knobs = {name: value for name, value in question.knobs.items() if name not in set_by_search}
+    visible = [gpu.uuid for gpu in gpus]
+    parts = (question.model, question.data, knobs, *asked, plan.device, visible, plan.python, plan.versions)
     command = () if plan.script is None else plan.script.command
     files = [Path(plan.cwd, name) for word in command for name in (word, word.partition("=")[2])]
     contents = []

@@ -359,7 +359,7 @@ class BestSoFar(BestJournal):
     def rates(self) -> Mapping[int, Interval]:
         """Samples/s of each trial and run by its index in `attempts`; samples/J if that is the objective.
 
-        The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
+        The 95 % interval of a trial is by the pooled steps; a cold run has none of its own.
         """
         measured, per_joule = Measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}

@@ -11,10 +11,9 @@ import dataclasses
 import math
 import os
 import statistics
-import threading
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +55,7 @@ from trainfast_runner.search.best_journal import (
     StepProfile,
     Trial,
 )
-from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, wait_until
+from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, run_within
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import SpeedDevice, known_ceiling, with_predicted_speed
@@ -121,16 +120,9 @@ class BestConductor(Conductor[BestEnded]):
             return
         if not self._question.is_script:
             launch.keep_standby(self._best_plan.plan, self._home)
-            cancelled = threading.Event()
-            with ThreadPoolExecutor(1) as pool:
-                device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
-                ceiling = known_ceiling(self._home, device)
-                prediction = pool.submit(self._best_plan.predict_candidates, cancelled, ceiling)
-                try:
-                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
-                finally:
-                    cancelled.set()
-            self._space = prediction.result()
+            device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
+            predict = partial(self._best_plan.predict_candidates, ceiling=known_ceiling(self._home, device))
+            self._space = run_within(PREDICTIONS_WAIT_S, predict, self._raise_if_cancelled)
         self._write(self._space)
 
     def step(self) -> BestEnded | None:
@@ -154,16 +146,10 @@ class BestConductor(Conductor[BestEnded]):
         warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
         return BestState(self._lines, worked_seconds(self._lines), warm_run_id)
 
-    def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
-        """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
-        candidate = self._space.candidates[number]
-        plan = self._best_plan.plan_of(candidate, under_memory_limit=under_memory_limit, **knobs)
-        return dataclasses.replace(plan, search_id=self._directory.name)
-
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
         """Return the plan of a candidate's trial, or record why it is refused. Raises UserError for the baseline."""
         try:
-            return self._plan_of(number, under_memory_limit=False, **knobs)
+            return self._best_plan.plan_of(self._space.candidates[number], under_memory_limit=False, **knobs)
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
@@ -186,9 +172,9 @@ class BestConductor(Conductor[BestEnded]):
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a cold run."""
         self._runs.end_process()
-        step = decision.step
+        step, candidate, plan_of = decision.step, self._space.candidates[number], self._best_plan.plan_of
         if step.action == UNDER_LIMIT:
-            plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
+            plan = plan_of(candidate, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             # Losses compare after equally many steps.
             earlier = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
@@ -196,11 +182,10 @@ class BestConductor(Conductor[BestEnded]):
             steps = None if first is None else first.knobs.get("steps")
             if not isinstance(steps, int):
                 steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps
-            plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
+            plan = plan_of(candidate, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._runs.start(plan, COLD)
-        result = self._runs.wait_for_end(directory)
-        run = cold_run_of(step, self._space.candidates[number], directory, result)
+        run = cold_run_of(step, candidate, directory, self._runs.wait_for_end(directory))
         self._write(with_usual_disturbance(run, self._lines))
 
     def _try_warm(self, decision: BestDecision, number: int) -> None:

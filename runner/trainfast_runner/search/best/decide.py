@@ -452,14 +452,14 @@ class BestState:
 
     @cached_property
     def is_affordable(self) -> BoolArray:
-        """Open candidates whose trial is expected to end within the time of the trials, its process closed.
+        """Open candidates whose trial is expected to end within the time of the trials.
 
         One that will probably be better may take the time that is kept for the runs that confirm.
         """
         budget_s = self.question.budget_s
         kept_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s)
         left_s = np.where(self.chances > PROBABLE_CHANCE, budget_s, kept_s) - self.spent_s
-        return self.is_open & (self.costs_s <= left_s - np.where(self.is_warm, self._closing_s, 0.0))
+        return self.is_open & (self.costs_s <= left_s)
 
     @property
     def is_budget_spent(self) -> bool:
@@ -485,25 +485,10 @@ class BestState:
 
     @cached_property
     def costs_s(self) -> Array:
-        """The expected seconds of each trial: its steps, and the start of a process if it needs a new one.
-
-        A new process also costs a repeat in the process that it replaces. The repeat is counted even if that process
-        repeats nothing, so that fewer processes are started.
-        """
-        starts_s = np.where(self.is_warm, 0.0, self._closing_s + self.starts_s)
-        costs: Array = self._steps * self.step_s + self.switch_s + starts_s
+        """The expected seconds of each trial: its steps, and the start of a process if it needs a new one."""
+        steps = UNTIMED_TRIAL_STEPS + StepRule().steps_at(self.measured.step_deviation)
+        costs: Array = steps * self.step_s + self.switch_s + np.where(self.is_warm, 0.0, self.starts_s)
         return costs
-
-    @cached_property
-    def _closing_s(self) -> float:
-        """Expected seconds of repeating the warm process's first trial, before the search leaves that process."""
-        reference = reference_of(self.warm_trials)
-        return 0.0 if reference is None else self._steps * float(self.step_s[reference.candidate_number])
-
-    @property
-    def _steps(self) -> int:
-        """Steps of a trial of the expected noise."""
-        return UNTIMED_TRIAL_STEPS + StepRule().steps_at(self.measured.step_deviation)
 
     def most_promising(self, among: BoolArray) -> int:
         """Return the candidate of the greatest expected improvement a second."""

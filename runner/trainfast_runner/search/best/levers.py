@@ -17,7 +17,7 @@ import numpy as np
 
 from trainfast_runner.search.best_journal import BestQuestion, Candidate, Space, StepProfile, Trial
 from trainfast_runner.search.effects import Prior
-from trainfast_runner.search.predicted_speed import NOMINAL_CEILINGS, OVERLAP_EXPONENT
+from trainfast_runner.search.predicted_speed import NOMINAL_CEILINGS, OVERLAP_EXPONENT, overlapped
 from trainfast_runner.settings.knob_values import KnobValue, whole_number
 from trainfast_runner.settings.precisions import peak_precision
 
@@ -94,7 +94,7 @@ class StepParts:
         profile, whole_ms = trial.profile or StepProfile(), trial.median_ms
         power = OVERLAP_EXPONENT.get(question.device, 1.0)
         host_s, device_s, optimizer_s = _work_of(question.device, candidate)
-        both_s = (host_s**power + device_s**power) ** (1 / power)
+        both_s = overlapped(host_s, device_s, power)
         data_ms = min(profile.data_ms or 0.0, MAX_WAIT * whole_ms)
         working_ms = whole_ms - data_ms
         optimizer_ms = profile.optimizer_ms
@@ -107,9 +107,7 @@ class StepParts:
 
     def both_ms(self, host: float = 1.0, device: float = 1.0) -> float:
         """Return the time of forward and backward with so many times the host calls and the device work."""
-        return float(
-            ((host * self.host) ** self.overlap + (device * self.device) ** self.overlap) ** (1 / self.overlap)
-        )
+        return overlapped(host * self.host, device * self.device, self.overlap)
 
     def gain(self, batch: float = 1.0, host: float = 1.0, device: float = 1.0) -> float:
         """Return how many times the samples a second so many times the batch, calls and device work would give."""
@@ -139,15 +137,12 @@ def _loader(candidate: Candidate) -> Setting:
     return tuple(candidate.knobs.get(name) for name in LOADER_KNOBS)
 
 
-def _optimizer(candidate: Candidate) -> Setting:
-    return (candidate.knobs.get("optimizer"),)
-
-
 class _Phases:
     """The phases that trials measured, in ms, by the setting of the loader or of the optimizer."""
 
     def __init__(self, space: Space, trials: Mapping[int, Sequence[Trial]]) -> None:
-        self.waits, self.limits, self.updates = (defaultdict[Setting, list[float]](list) for _ in range(3))
+        self.waits, self.limits = (defaultdict[Setting, list[float]](list) for _ in range(2))
+        self.updates = defaultdict[KnobValue, list[float]](list)
         """Waits for a sample, steps a sample of loader processes that were too slow, and the optimizer's steps."""
         for candidate, trial in ((space.candidates[number], trial) for number in trials for trial in trials[number]):
             profile, samples, key = trial.profile or StepProfile(), candidate.samples_per_step, _loader(candidate)
@@ -156,7 +151,7 @@ class _Phases:
                 if candidate.knobs.get("workers") and profile.data_ms > LIMITING_SHARE * trial.median_ms:
                     self.limits[key].append(trial.median_ms / samples)
             if profile.optimizer_ms is not None:
-                self.updates[_optimizer(candidate)].append(profile.optimizer_ms)
+                self.updates[candidate.knobs.get("optimizer")].append(profile.optimizer_ms)
 
     def wait_ms(self, loader: Setting) -> float:
         """Return the wait for a sample beside which steps of any length have others: a loader not tried has half."""
@@ -185,7 +180,7 @@ def prior_of(
         host, device, update = before
         if bool(candidate.host_s) == bool(baseline.host_s):
             host, device, update = _work_of(question.device, candidate)
-        updates, samples = phases.updates.get(_optimizer(candidate)), candidate.samples_per_step
+        updates, samples = phases.updates.get(candidate.knobs.get("optimizer")), candidate.samples_per_step
         update_ms = parts.optimizer * (update / before[2] if before[2] else 1.0)
         update_ms = statistics.fmean(updates) if updates else update_ms
         both_ms = parts.both_ms(host / before[0], device / before[1])
@@ -196,7 +191,7 @@ def prior_of(
     deviations = {name: KNOWN_WORK.get(name, MAX_DEVIATION) for name in names}
     measured = {
         **dict.fromkeys(LOADER_KNOBS, phases.waits.keys() >= set(map(_loader, candidates))),
-        "optimizer": phases.updates.keys() >= set(map(_optimizer, candidates)),
+        "optimizer": phases.updates.keys() >= {candidate.knobs.get("optimizer") for candidate in candidates},
     }
     fastest = max((each[0] for each in trials.values()), key=lambda trial: trial.samples_per_step / trial.median_ms)
     for name, share in phase_shares(space, fastest).items():

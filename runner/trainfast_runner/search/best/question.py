@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from trainfast_runner.memory.oom import sizes_in
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best_journal import (
@@ -199,16 +197,18 @@ class GlobalBatch:
 
     def nearest_error(self) -> UserError:
         """Return the error about a size that no combination has, with the nearest sizes below and above."""
-        wanted, attainable = self.size or 0, set[int]()
+        wanted = self.size or 0
         varied = [name for name in BATCH_KNOBS if name in self._deciding]
-        for combination in combinations_of(self._deciding):
-            knobs = {**self._survey.spec.knobs, **combination}
+        settings = [{**self._survey.spec.knobs, **combination} for combination in combinations_of(self._deciding)]
+        attainable = {
+            self.degree(knobs) * math.prod(whole_number(knobs, name) for name in varied or ("grad_accum",))
+            for knobs in settings
+        }
+        if len(varied) < len(BATCH_KNOBS):
             # A knob that is not varied makes any multiple of the other one.
-            unit = self.degree(knobs) * math.prod(whole_number(knobs, name) for name in varied or ("grad_accum",))
-            multiples = (1,) if len(varied) == len(BATCH_KNOBS) else (max(1, wanted // unit), wanted // unit + 1)
-            attainable.update(unit * multiple for multiple in multiples)
-        below, above = [size for size in attainable if size < wanted], [size for size in attainable if size > wanted]
-        near = [*([max(below)] if below else []), *([min(above)] if above else [])]
+            attainable = {unit * (wanted // unit + more) for unit in attainable for more in (0, 1)} - {0}
+        near = [*sorted(size for size in attainable if size < wanted)[-1:]]
+        near += sorted(size for size in attainable if size > wanted)[:1]
         return UserError(
             f"--global-batch {self.size}: no batch_size x grad_accum x data-parallel degree gives it",
             key="--global-batch",
@@ -337,13 +337,14 @@ class BestPlan:
         """
         if self.plan_script_run is not None:
             plan = self.plan_script_run({**candidate.knobs, **knobs})
-            return replace(plan, memory_limit_bytes=tuple(self.question.limits_bytes) or None)
+            limits_bytes = tuple(self.question.limits_bytes) or None
+            return replace(plan, search_id=self.question.search_id, memory_limit_bytes=limits_bytes)
         limit = self.survey.spec.knobs["memory_limit"] if under_memory_limit else None
         spec = self.survey.run_of(candidate.knobs).with_overrides(memory_limit=limit, **knobs)
         # Every process takes the same GPUs, even if others have more free memory by now.
         uuids = self.question.device_uuids
         own_uuids = uuids[: device_count(spec, self.survey.machine)] if uuids else ()
-        return planning.plan_run(spec, self.plan.python, own_uuids)
+        return replace(planning.plan_run(spec, self.plan.python, own_uuids), search_id=self.question.search_id)
 
     def predict_candidates(self, cancelled: threading.Event, ceiling: Ceiling | None = None) -> Space:
         """Return the candidates of a model with their predicted memory, and their work at the speeds of a `ceiling`.
@@ -577,8 +578,6 @@ def _question(
     batch = request.global_batch or default_global_batch(survey)
     vary, left_alone = vary_of(survey, request.vary, batch, entries)
     return BestQuestion(
-        search_id="",
-        key="",
         **spec.record_fields(),
         objective=request.objective,
         for_steps=request.for_steps,
@@ -589,7 +588,6 @@ def _question(
         device=plan.device,
         device_names=plan.device_names,
         limits_bytes=list(limits_bytes),
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
 
 
@@ -702,17 +700,11 @@ def _has_several_devices(survey: Survey, strategy: KnobValue) -> bool:
 
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written."""
-    return open_search(msgspec.structs.replace(best_plan.question, key=best_key(best_plan)), home, options)
+    return open_search(best_plan.question, best_key(best_plan), home, options)
 
 
 def best_key(best_plan: BestPlan) -> str:
-    """Return the key of a question: of model, data, knobs, varied values, devices and versions.
-
-    All visible GPUs are in the key; the journal has those that the search took, the freest at its beginning.
-    """
-    question, plan = best_plan.question, best_plan.plan
-    visible = [gpu.uuid for gpu in best_plan.survey.machine.gpus]
-    knobs = {name: value for name, value in question.knobs.items() if name not in SET_BY_A_SEARCH}
-    search_fields = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    request = (question.model, question.data, knobs, search_fields, plan.device, visible, plan.python, plan.versions)
-    return key_of_question(request, plan)
+    """Return the key of a question, with its varied values."""
+    question = best_plan.question
+    asked = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
+    return key_of_question(question, best_plan.plan, best_plan.survey.machine.gpus, SET_BY_A_SEARCH, asked)
