@@ -10,15 +10,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, BestState, decide
-from trainfast_runner.search.best_journal import (
-    BestAnswer,
-    BestLine,
-    BestQuestion,
-    ColdRun,
-    ProcessReady,
-    Space,
-    Trial,
-)
+from trainfast_runner.search.best_journal import BestAnswer, BestLine, BestQuestion, ColdRun, ProcessReady, Space, Trial
 
 MAX_DECISIONS = 1000
 COLD_WARMUP = 3

@@ -92,11 +92,7 @@ def duration(seconds: float) -> str:
     whole = round(value)
     if whole < 60:
         return f"{sign}{whole} s"
-    for large, large_name, small, small_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
+    for large, large_name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= large:
             rest = whole % large // small
             return f"{sign}{whole // large} {large_name}" + (f" {rest:02d} {small_name}" if rest else "")

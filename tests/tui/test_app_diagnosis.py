@@ -17,10 +17,7 @@ from trainfast_runner.records.result import Doubt, Result, StepCount
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.panels.step_panel import conditions_line, worst_bottleneck
-from trainfast_tui.text.diagnosis_words import (
-    no_bottleneck_in_result,
-    no_bottleneck_in_run,
-)
+from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result, no_bottleneck_in_run
 
 
 async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> None:

@@ -10,16 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import (
-    START_NS,
-    S,
-    a_ramp_tick,
-    a_run,
-    a_step,
-    a_tick,
-    with_start,
-    write_lines,
-)
+from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_tick, with_start, write_lines
 from still import Lock, a_live_ramp, a_live_run
 
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT

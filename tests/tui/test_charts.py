@@ -17,16 +17,7 @@ from textual.geometry import Region
 from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
-from trainfast_tui.charts.chart_data import (
-    GUTTER,
-    ChartData,
-    Limit,
-    Series,
-    ThrottledSpan,
-    TimeAxis,
-    YRange,
-    gap_ns_of,
-)
+from trainfast_tui.charts.chart_data import GUTTER, ChartData, Limit, Series, ThrottledSpan, TimeAxis, YRange, gap_ns_of
 from trainfast_tui.charts.charted import throttled_spans
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.charts.strip_chart import StripChart, paint

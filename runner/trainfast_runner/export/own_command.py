@@ -89,9 +89,7 @@ def _joined_paths(paths: Sequence[object]) -> str:
     text = "+".join(map(str, paths))
     if text.split("+") != list(map(str, paths)):
         raise UserError(
-            "a path in data.paths contains +, which separates paths",
-            key="data.paths",
-            advice="--to preset",
+            "a path in data.paths contains +, which separates paths", key="data.paths", advice="--to preset"
         )
     if len(os.fsencode(f"data.paths={text}")) > MAX_WORD_BYTES:
         raise UserError(

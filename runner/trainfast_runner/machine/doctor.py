@@ -239,10 +239,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def gpu_findings(
-    tick: Tick,
-    versions: Mapping[str, str | None],
-    refusal: UserError | None = None,
-    failure: NvmlFailure | None = None,
+    tick: Tick, versions: Mapping[str, str | None], refusal: UserError | None = None, failure: NvmlFailure | None = None
 ) -> Iterator[Finding]:
     """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 

@@ -325,9 +325,7 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
 
 
 def trace_changes(
-    oom_run: OutOfMemory,
-    python: str | None = None,
-    cancelled: threading.Event | None = None,
+    oom_run: OutOfMemory, python: str | None = None, cancelled: threading.Event | None = None
 ) -> Generator[int]:
     """Trace the run's model with each change of a knob, and with all of them together.
 

@@ -151,13 +151,7 @@ RULES: tuple[BottleneckRule, ...] = (
         advice=POWER_SUPPLY_CURE,
         source=_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_cost_ms",
-        shown_figures=(
-            "brake_ms_per_step",
-            "step_ms",
-            "power_w",
-            "power_limit_w",
-            "clock_loss_percent",
-        ),
+        shown_figures=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent"),
     ),
     BottleneckRule(
         "power-capped",
@@ -229,11 +223,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "communication-bound",
         "communication-bound",
-        when=(
-            ("world_size", ">=", 2),
-            ("strategy", "in", EXCHANGING_STRATEGIES),
-            ("exposed_percent", ">=", 15),
-        ),
+        when=(("world_size", ">=", 2), ("strategy", "in", EXCHANGING_STRATEGIES), ("exposed_percent", ">=", 15)),
         line="exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
         " the backward is {backward_over_forward:.1f} times the forward",
         advice="grad_accum={more_accum} exchanges half as often; {link_advice}",

@@ -177,11 +177,7 @@ def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
 
 
 def _worker_variables(
-    spec: RunSpec,
-    machine: Machine,
-    ranks: int,
-    gpus: tuple[DeviceReading, ...],
-    inspection: warm_python.Inspection,
+    spec: RunSpec, machine: Machine, ranks: int, gpus: tuple[DeviceReading, ...], inspection: warm_python.Inspection
 ) -> dict[str, str]:
     """The variables that the launch sets in the inherited environment."""
     env = {

@@ -264,10 +264,7 @@ def read_data_field(key: str, value: object) -> object:
     """One field of `[data]`, checked; raises UserError naming `data.KEY`."""
     if key not in DATA_KEYS:
         raise UserError(
-            f"there is no data field {key!r}",
-            key=f"data.{key}",
-            allowed=DATA_KEYS,
-            nearest=nearest(key, DATA_KEYS),
+            f"there is no data field {key!r}", key=f"data.{key}", allowed=DATA_KEYS, nearest=nearest(key, DATA_KEYS)
         )
     if key == "paths":
         paths = [value] if isinstance(value, str) else value
@@ -279,10 +276,7 @@ def read_data_field(key: str, value: object) -> object:
     options = {"kind": DATA_KINDS, "objective": TRAINING_OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
     if options and value not in options:
         raise UserError(
-            f"data.{key} {value!r} is not known",
-            key=f"data.{key}",
-            allowed=options,
-            nearest=nearest(value, options),
+            f"data.{key} {value!r} is not known", key=f"data.{key}", allowed=options, nearest=nearest(value, options)
         )
     return value
 

@@ -360,8 +360,7 @@ def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[
         training_flags = [(flag, word) for flag, word in named_flags if NOT_TRAINING_WORDS.isdisjoint(_parts(word))]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
-            training_flags,
-            key=lambda named: ("train" not in named[1], not named[1].startswith("--"), len(named[1])),
+            training_flags, key=lambda named: ("train" not in named[1], not named[1].startswith("--"), len(named[1]))
         )
 
 

@@ -10,12 +10,7 @@ from benchmarks.best_fit_spaces import LaunchBound, Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
-from trainfast_runner.search.best_journal import (
-    BestLine,
-    ProcessReady,
-    Space,
-    StepProfile,
-)
+from trainfast_runner.search.best_journal import BestLine, ProcessReady, Space, StepProfile
 from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 
 from .synthetic import asking, cold, process_ready, state_of, trial

@@ -12,14 +12,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.batch_journal import BatchQuestion
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Trial
 from trainfast_runner.search.journal import Conducted, JournalWriter
-from trainfast_runner.search.searches import (
-    BATCH_KIND,
-    BEST_KIND,
-    first_line,
-    new_search,
-    newest_search,
-    unfinished,
-)
+from trainfast_runner.search.searches import BATCH_KIND, BEST_KIND, first_line, new_search, newest_search, unfinished
 
 CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
 CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())

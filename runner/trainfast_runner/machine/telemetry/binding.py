@@ -67,8 +67,7 @@ LIBRARY_FAILURES: Final = {
         " LD_LIBRARY_PATH",
     ),
     DRIVER_NOT_LOADED: NvmlFailure(
-        "the NVIDIA kernel module is not loaded",
-        "run `sudo modprobe nvidia`, or reboot after a driver installation",
+        "the NVIDIA kernel module is not loaded", "run `sudo modprobe nvidia`, or reboot after a driver installation"
     ),
     LIB_RM_VERSION_MISMATCH: NvmlFailure(
         "the driver was updated under the running system", "reboot, or reload the nvidia kernel modules"
