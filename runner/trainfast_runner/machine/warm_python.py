@@ -27,6 +27,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import DEVICE_VARIABLES
+from trainfast_runner.machine.processes import reap_when_ended
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.records.home import cache_directory
@@ -75,7 +76,8 @@ class WarmPython:
         self, key: StandbyKey, words: Sequence[str], order: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
         """Start the command of these words with the order of the worker's standby.py. Raises UserError."""
-        self.key, self.is_taken = key, False
+        self.key, self.is_gone = key, False
+        """True once it was ended or has become a run: it gives no further answer."""
         self.is_imported = self._is_standby = bool(key.device)
         """True if an answer that needs the training stack would begin at once."""
         self._lock = threading.Lock()
@@ -96,7 +98,7 @@ class WarmPython:
     @property
     def is_alive(self) -> bool:
         """True until the process has ended or become a run."""
-        return not self.is_taken and self._process.poll() is None
+        return not self.is_gone and self._process.poll() is None
 
     @property
     def is_idle(self) -> bool:
@@ -113,13 +115,13 @@ class WarmPython:
         """Yield the answer to each request of the worker's standby.py, as soon as it arrives.
 
         A process that imports for them first yields `{"imported": true}`. Closing the iterator or setting `cancelled`
-        ends the answers, not the process; a standby that becomes a run gives no more. Raises UserError when an answer
-        fails to come, ProgramCancelled.
+        ends the answers, not the process; one that becomes a run or is ended gives no more. Raises UserError when an
+        answer fails to come, ProgramCancelled.
         """
         while not self._lock.acquire(timeout=POLL_S):
             if cancelled.is_set():
                 raise ProgramCancelled
-        unanswered = len(requests)
+        unanswered = 0 if self.is_gone else len(requests)
         try:
             self._batch += 1
             self._send({"batch": self._batch, "requests": requests, "devices": devices})
@@ -128,7 +130,7 @@ class WarmPython:
                 lines = self._new_lines()
                 answers = [line for line in lines or () if "imported" in line or line.get("batch") == self._batch]
                 if not answers and (lines is None or self._finished_batch == self._batch):
-                    if self.is_taken:
+                    if self.is_gone:
                         return
                     if lines is None:
                         self._process.wait()
@@ -153,21 +155,25 @@ class WarmPython:
 
         Raises OSError where the process is gone.
         """
-        self.is_taken = True
+        self.is_gone = True
         self._go.send(os.fsencode(run_directory))
         return self._process
 
     def end(self, within_s: float = CANCELLED_WITHIN_S) -> None:
         """End the process, once an answer under way has ended, or at once after `within_s` seconds."""
+        self.is_gone = True
         is_idle = self._lock.acquire(timeout=within_s)
         if is_idle:
             self._go.close()
             self._questions.close()
-        try:
-            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported else 0.0)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._process.wait()
+        if is_idle and self._is_standby:
+            reap_when_ended(self._process)  # it ends by itself
+        else:
+            try:
+                self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported else 0.0)
+            except subprocess.TimeoutExpired:
+                self._kill()
+                self._process.wait()
         if is_idle:
             self._errors.close()
             self._lock.release()
@@ -176,7 +182,7 @@ class WarmPython:
         """End the batch's answers; a running import only ends with the process, and a standby's goes on."""
         deadline_s = time.monotonic() + CANCELLED_WITHIN_S
         self._send({"cancel": self._batch})
-        if self._is_standby and not self.is_taken:
+        if self._is_standby and not self.is_gone:
             self._new_lines()
         while not self._is_standby and self.is_alive and self._finished_batch != self._batch:
             if not self.is_imported or time.monotonic() > deadline_s:
@@ -246,17 +252,22 @@ class WarmPythons:
         environment = training_python.own_environment() if environment is None else environment
         cancelled = cancelled or threading.Event()
         devices = {name: environment.get(name) for name in DEVICE_VARIABLES}
-        answered: set[int] = set()
-        if (standby := self._standby_that_answers(executable)) is not None:
-            for answer in standby.ask_each(requests, cancelled, devices, task):
-                answered |= {answer["request"]} if "request" in answer else set()
-                yield answer
-            if len(answered) == len(requests):
-                return
         variables = {name: value for name, value in environment.items() if name not in DEVICE_VARIABLES}
-        for answer in self._answering(executable, variables).ask_each(requests, cancelled, devices, task):
-            if answer.get("request") not in answered:
-                yield answer
+        answered: set[int] = set()
+        standby = self._standby_that_answers(executable)
+        if standby is not None and requests[0]["part"] == "inspect" and not standby.is_idle:
+            standby = None  # a short question does not wait for a trace
+        while len(answered) < len(requests):
+            python = standby or self._answering(executable, variables)
+            try:
+                for answer in python.ask_each(requests, cancelled, devices, task):
+                    if answer.get("request") not in answered:
+                        yield answer
+                    answered |= {answer["request"]} if "request" in answer else set()
+            except UserError:
+                if python is not standby:
+                    raise
+            standby = None  # it has become a run, was ended, or died
 
     def ask(self, executable: str, request: Mapping[str, Any], task: str = "describe the model") -> dict[str, Any]:
         """Return the one answer to a request. Raises UserError, which says that the Python cannot do the `task`."""
@@ -266,7 +277,8 @@ class WarmPythons:
     @property
     def wait_policy(self) -> str | None:
         """The wait policy of the standby's threads; None without a standby."""
-        return None if self._standby is None else wait_policy(dict(self._standby.key.variables))
+        standby = self._standby
+        return None if standby is None else wait_policy(dict(standby.key.variables))
 
     def keep(self, key: StandbyKey, order: Mapping[str, Any]) -> None:
         """Make the standby of this key, in place of one with another; `order` is that of the supervisor.

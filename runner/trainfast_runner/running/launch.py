@@ -66,7 +66,6 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
     refuse_busy(plan, home)
     plan, clean = _wait_for_memory(plan, home, on_wait)
     plan = _with_thread_policy(plan)
-    standby, cold_reason = WARM.take(standby_key(plan))
     run = _run_file(plan, home, clean)
     with ExitStack() as locks:
         try:
@@ -82,7 +81,7 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                 except (OSError, UserError):
                     shutil.rmtree(directory, ignore_errors=True)
                     raise
-            _start_supervisor(directory, standby, cold_reason)
+            _start_supervisor(directory, *WARM.take(standby_key(plan)))
         except OSError as error:
             raise home_error(home.path, error) from None
     return directory
@@ -105,29 +104,30 @@ def standby_key(plan: RunPlan) -> StandbyKey | None:
 
 
 def keep_standby(plan: RunPlan, home: Home) -> None:
-    """Keep a standby for runs like this one, until it becomes one or this program ends. Raises UserError.
+    """Keep a standby for runs like this one, until it becomes one or this program ends.
 
-    Keeps none for a script, where memory is short, and beside a run on the same device: on a CPU its imports take what
-    is timed, and on a GPU a core.
+    Keeps none for a script, where memory is short or no process starts, and beside a run on the same device: on a CPU
+    its imports take what is timed, and on a GPU a core.
     """
     plan = _with_thread_policy(plan)
     is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
     if (key := standby_key(plan)) is None or not (is_beside or busy_with(plan, home) is None):
         return
-    folder = home.create().path / "standby"
-    make_private(folder)
-    for left in folder.iterdir():
-        # The output of a standby whose supervisor was killed.
-        if identify(int(left.stem.partition("-")[0])) is None:
-            left.unlink(missing_ok=True)
+    boot, folder = boot_id()[:8], home.path / "standby"
     order = {
         "argv": plan.argv(),
         "env": plan.env,
         "imports": [plan.device, plan.spec.model, plan.spec.data["objective"]],
         "ranks": key.ranks,
-        "output": str(folder / f"{os.getpid()}-{time.monotonic_ns()}.log"),
+        "output": str(folder / f"{boot}-{os.getpid()}-{time.monotonic_ns()}.log"),
     }
-    WARM.keep(key, order)
+    with suppress(UserError, OSError):  # the run starts cold, and reports what keeps it from that
+        make_private(home.create().path / "standby")
+        for left in folder.glob(f"{boot}-*-*.log"):
+            # The output of a standby of this machine whose supervisor was killed.
+            if identify(int(left.stem.split("-")[-2])) is None:
+                left.unlink(missing_ok=True)
+        WARM.keep(key, order)
 
 
 def _with_thread_policy(plan: RunPlan) -> RunPlan:
@@ -227,6 +227,8 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
             if supervisor.poll() is None:
                 cold_reason = "the standby's supervisor did not answer"
         standby.end()
+        if (directory / EVENTS_FILE).exists():
+            return  # it has taken the run after all
     with os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],

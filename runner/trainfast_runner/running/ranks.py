@@ -26,7 +26,7 @@ from typing import Any
 from trainfast_runner.machine.processes import Identity, become_subreaper, descendants, is_running, send
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, GrowingLog
-from trainfast_runner.records.json_lines import Appender, Tail
+from trainfast_runner.records.json_lines import Appender, Tail, open_to_append
 from trainfast_runner.records.run_directory import NO_STEP, rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
@@ -159,7 +159,7 @@ class Standby:
         questions: int | None = order["questions"]
         self._channel, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         imports = json.dumps({"imports": order["imports"], "questions": questions})
-        with waiting, self._output.open("ab") as output:
+        with waiting, os.fdopen(open_to_append(self._output), "ab") as output:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [*map(str, order["argv"]), "standby", imports],
                 env={**own_environment(), **self._variables},
@@ -194,7 +194,8 @@ class Standby:
         A stop that is asked for meanwhile counts as taken. Raises OSError.
         """
         self._output.rename(directory / OUTPUT_FILE)
-        variables = {name: run.env.get(name) for name in (*self._variables, *run.env)}
+        inherited = own_environment()
+        variables = {name: run.env.get(name, inherited.get(name)) for name in (*self._variables, *run.env)}
         go = json.dumps({"run": str(directory), "variables": variables, "cwd": run.cwd}).encode()
         with suppress(OSError):  # it has died
             for _ in range(self._ranks):

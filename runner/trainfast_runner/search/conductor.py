@@ -29,7 +29,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs
-from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
+from trainfast_runner.records.worker_lines import WARM_ROLES, WarmLine, WarmOrder
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.settling import kill_now, request_stop, result_or_none_while_live, stop_unsupervised
@@ -226,7 +226,7 @@ class SearchRuns:
                     raise
                 continue  # another waiting run was faster
             self._write(Launched(run_id=self._live_run.name, role=role))
-            if plan.device == "cuda":
+            if plan.device == "cuda" and role in WARM_ROLES:  # a cold run alone is timed for the answer
                 launch.keep_standby(plan, self._home)
             return self._live_run
 

@@ -117,9 +117,11 @@ def _import_for_run(device: str, model: dict[str, Any], objective: str) -> None:
     own = os.environ.get(BLAS_THREADS)
     set_variables({BLAS_THREADS: "1"})
     with suppress(ImportError):
+        importlib.import_module("numpy")
+    set_variables({BLAS_THREADS: own})
+    with suppress(ImportError):
         importlib.import_module(".training", __package__)
         import_stack([(model, objective)])
-    set_variables({BLAS_THREADS: own})
     gc.freeze()
 
 

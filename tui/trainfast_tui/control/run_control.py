@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,7 @@ class RunControl:
         plan = plan_spec(spec, self._python)
         if run_to_stop is not None:
             self.stop_and_wait(run_to_stop)
+            plan = replace(plan, asked_ns=0)
         if notices := list(script_notices(plan)):
             # One message: the status line shows only the newest.
             self._post(messages.Notified("; ".join(notices)))

@@ -426,7 +426,11 @@ class BestState:
             if (share := max(of_trial.get(name, 1.0) for of_trial in shares)) < MIN_BOUND:
                 reason = f"{name} acts on {PHASES[name]} alone, {100 * share:.2g} % of the step"
                 levels = self.levels.array[:, index]
-                bounds |= {int(number): reason for number in np.flatnonzero(levels != levels[leader])}
+                for number in map(int, np.flatnonzero(levels != levels[leader])):
+                    # One that only this value lets fit acts by its memory.
+                    sibling = self.levels.with_level(number, name, int(levels[leader]))
+                    if sibling is not None and sibling not in self.ruled_out:
+                        bounds[number] = reason
         return bounds
 
     @cached_property

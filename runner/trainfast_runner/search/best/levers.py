@@ -118,14 +118,17 @@ class StepParts:
 def phase_shares(space: Space, trial: Trial) -> dict[str, float]:
     """Return the share of a trial's step that each knob acts on alone, of the knobs whose phase was measured.
 
-    Attention is known by its FLOPs, which decide only while kernels keep the GPU busy.
+    Attention is known by its FLOPs, which decide only while kernels keep the GPU busy, and not for eager's, which waits
+    for memory. On a CPU loader processes take the cores that compute: their knobs act on all of the step.
     """
     profile, shares = trial.profile or StepProfile(), dict[str, float]()
-    if profile.data_ms is not None:
+    knobs = space.candidates[trial.candidate_number].knobs
+    if profile.data_ms is not None and (profile.gpu_busy is not None or not knobs.get("workers")):
         shares |= dict.fromkeys(LOADER_KNOBS, profile.data_ms / trial.median_ms)
     if profile.optimizer_ms is not None:
         shares["optimizer"] = profile.optimizer_ms / trial.median_ms
-    if space.attention_share is not None and (profile.gpu_busy or 0.0) >= BUSY_GPU_SHARE:
+    is_busy = (profile.gpu_busy or 0.0) >= BUSY_GPU_SHARE
+    if space.attention_share is not None and is_busy and knobs.get("attention") != "eager":
         shares["attention"] = space.attention_share
     return shares
 
@@ -180,6 +183,8 @@ def prior_of(
         host, device, update = before
         if bool(candidate.host_s) == bool(baseline.host_s):
             host, device, update = _work_of(question.device, candidate)
+        else:
+            device *= candidate.samples_per_step / baseline.samples_per_step
         updates, samples = phases.updates.get(candidate.knobs.get("optimizer")), candidate.samples_per_step
         update_ms = parts.optimizer * (update / before[2] if before[2] else 1.0)
         update_ms = statistics.fmean(updates) if updates else update_ms
