@@ -46,16 +46,12 @@ def presets_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"schema": SCHEMA, "presets": rows})
         return 0
-    cells = [
-        (row["name"], "shipped" if row["shipped"] else "yours", str(row["variants"] or ""), _title_of(row))
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        title = f"broken: {row['error']}" if row["error"] else row["title"]
+        cells.append((row["name"], "shipped" if row["shipped"] else "yours", str(row["variants"] or ""), title))
     print_table(("PRESET", "FROM", FigureHeading("VARIANTS"), "TITLE"), cells)
     return 0
-
-
-def _title_of(row: dict[str, Any]) -> str:
-    return f"broken: {row['error']}" if row["error"] else row["title"]
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:

@@ -194,7 +194,8 @@ class BestScreen(SearchScreen["BestSoFar"]):
             case "batch":
                 batch = "" if request.global_batch is None else str(request.global_batch)
                 hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-                ask("Global batch", hint, batch, _read_batch)
+                read = knob("batch_size").read
+                ask("Global batch", hint, batch, lambda text: {"global_batch": read(text) if text.strip() else None})
             case "objective":
                 hints = [(name, objective.hint) for name, objective in wording.OBJECTIVES.items()]
                 ask_choice(self.app, "Search for", hints, on_objective, current=request.objective)
@@ -248,10 +249,6 @@ class BestScreen(SearchScreen["BestSoFar"]):
         if self._search.state in UNFINISHED_STATES:
             spec = spec_to_continue(question, spec)
         return SearchStart(spec, False, self._request)
-
-
-def _read_batch(text: str) -> dict[str, Any]:
-    return {"global_batch": knob("batch_size").read(text) if text.strip() else None}
 
 
 def _values_to_vary(planned: Mapping[str, Sequence[KnobValue]]) -> dict[str, list[str]]:
