@@ -108,8 +108,12 @@ class BestScreen(SearchScreen["BestSoFar"]):
         else:
             notice = ("Listing the settings that can run here…", "muted")
             plan = partial(plan_best, self._next_run.spec, request, self.session.python)
+
+            def refused(error: UserError) -> BestPlanned:
+                return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
+
             # After the plan under way, for the newest question alone.
-            self._work.start(lambda _: plan(), self.post, partial(_refused, request))
+            self._work.start(lambda _: plan(), self.post, refused)
         self._planned = BestPlanned(request, [notice])
         self.show_newest()
 
@@ -157,7 +161,8 @@ class BestScreen(SearchScreen["BestSoFar"]):
         elif search.best is None or search.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self.apply_knobs(search.question, wording.candidate_knob_texts(search, search.best.number))
+            knobs = search.candidates[search.best.number].knobs
+            self.apply_knobs(search.question, [(name, KNOBS_BY_NAME[name].text_of(knobs[name])) for name in knobs])
 
     def action_ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget` of the next search's question, and plan with the answer."""
@@ -188,7 +193,9 @@ class BestScreen(SearchScreen["BestSoFar"]):
                 choices = _values_to_vary(self._planned.vary)
 
                 def read_varied(text: str) -> dict[str, Any]:
-                    return {} if text.strip() == varied else _read_vary(text)
+                    # A space after a comma does not end a knob's values.
+                    typed = re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else []
+                    return {} if text.strip() == varied else {"vary": read_vary(typed)}
 
                 ask("Knobs to vary", hint, varied, read_varied, choices=choices)
             case "batch":
@@ -255,15 +262,6 @@ def _values_to_vary(planned: Mapping[str, Sequence[KnobValue]]) -> dict[str, lis
     """Return the planned values of each knob, and those that a search may vary, as they are typed."""
     values = {entry.name: dict.fromkeys((*planned.get(entry.name, ()), *entry.search_values)) for entry in KNOBS}
     return {name: [*map(KNOBS_BY_NAME[name].text_of, found)] for name, found in values.items() if found}
-
-
-def _read_vary(text: str) -> dict[str, Any]:
-    # A space after a comma does not end a knob's values.
-    return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
-
-
-def _refused(request: BestRequest, error: UserError) -> BestPlanned:
-    return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
 
 
 MIN_CHART_LINES = 7
