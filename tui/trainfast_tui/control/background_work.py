@@ -356,7 +356,9 @@ class BackgroundWork:
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
                 may_trace = not is_device_used
             else:
-                may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
+                # A trace during the start of a run is that run's own prediction.
+                is_measured = run is not None and run.is_live and run.state != "starting"
+                may_trace = running_search is None and not has_other_live_run and not is_measured
             has_result = run is not None and run.result is not None
             speed_key = (run.run_id if run is not None else "", has_result, running_search)
             request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
@@ -433,8 +435,3 @@ def _gather(key: tuple[str, str], spec: RunSpec, machine: Machine, python: Train
     from trainfast_runner.search.advice import gather
 
     return SituationGathered(key, gather(spec, machine, python))
-
-
-def _is_measured(run: RunSnapshot | None) -> bool:
-    """True if a live run is past its start: a trace during the start is that run's own prediction."""
-    return run is not None and run.is_live and run.state != "starting"
