@@ -31,7 +31,7 @@ from trainfast_tui.text import best_words as wording
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
-from trainfast_tui.text.search_words import outcome_of, role_of, state_words
+from trainfast_tui.text.search_words import outcome_of, state_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
@@ -421,6 +421,6 @@ def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
 def _process_of(attempt: Trial | ColdRun) -> tuple[str, str]:
     """Return the measured steps and the process of a trial or a run."""
     if not isinstance(attempt, Trial):
-        return fmt.ABSENT, role_of(attempt.role).short
+        return fmt.ABSENT, wording.role_of(attempt.role).short
     process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
     return f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT, process

@@ -14,7 +14,6 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, figure_headings, pair_lines, table
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.next_run_words import typed_overrides
-from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
@@ -289,6 +288,32 @@ def is_doubtful(search: BestSoFar) -> bool:
     if search.state != "answered" or answer is None:
         return False
     return not is_final(answer, search.state) or bool(search.answer_doubts)
+
+
+class Role(NamedTuple):
+    """The role of a step of a best-fit search."""
+
+    noun: str
+    """For a table or a line."""
+    short: str
+    """For a narrow cell."""
+    doing: str
+    """The verb while the step goes on."""
+
+
+ROLES = {
+    "trial": Role("trial", "trial", "trying"),
+    "race": Role("race", "race", "racing"),
+    "confirm": Role("confirm", "confirm", "confirming in a fresh process"),
+    "limit": Role("limit", "at limit", "running under memory_limit"),
+    "turn_back": Role("turn back", "turn back", "turning back"),
+}
+
+
+def role_of(role: str) -> Role:
+    """Return the row of a role; one of a newer version is named by itself."""
+    words = role.replace("_", " ")
+    return ROLES.get(role) or Role(words, words, "running")
 
 
 def doing_words(so_far: BestSoFar) -> str:
