@@ -40,7 +40,7 @@ def test_turned_knobs_show_the_change() -> None:
     fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
-    has(texts, "predicted 500 MiB of 1.00 GiB (memory_limit)", "change: +25.0 % from 400 MiB")
+    has(texts, "predicted 500 MiB (+25.0 %) of 1.00 GiB")
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

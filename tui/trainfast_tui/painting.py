@@ -50,9 +50,9 @@ class RowWidget(Widget):
             self.refresh(*regions)
 
     def notify_style_update(self) -> None:
-        """Forget the rows of the old theme."""
+        """Forget the rows and the styles of the old theme."""
         self._rows = None
-        forget_palettes(self)
+        _PALETTES.pop(self.app, None)
         super().notify_style_update()
 
     def painted(self) -> list[Strip]:
@@ -199,16 +199,8 @@ def tone_styles(widget: RowWidget) -> Palette:
             tone: Style(bgcolor=whole_styles[tone].bgcolor, reverse=whole_styles[tone].reverse) for tone in FILLED_TONES
         }
         styles[key] = {
-            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()
+            tone: Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)
+            + filled.get(tone, Style.null())
+            for tone, style in whole_styles.items()
         }
     return styles[key]
-
-
-def forget_palettes(widget: Widget) -> None:
-    """Forget the styles: the theme has changed."""
-    _PALETTES.pop(widget.app, None)
-
-
-def _without_background(style: Style) -> Style:
-    """Return the style without background, underline and reverse."""
-    return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)

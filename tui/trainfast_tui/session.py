@@ -125,7 +125,7 @@ class Session:
                 return Changes(next_run=True)
             # A late answer for the model before the script is dropped.
             case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
-                self.background.note_prediction(message)
+                self.background.memory, self.background.speed = message.memory, message.speed
             case messages.OomExplained():
                 self.background.oom_explainer.note(message)
             case messages.RunStarted(directory):

@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     try:
-        return _finish(_run(arguments))
+        exit_code = _run(arguments)
+        sys.stdout.flush()  # while an error can still be reported
+        return exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -84,12 +86,6 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             # In this order each gets its usual descriptor, 0 to 2.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
-
-
-def _finish(code: int) -> int:
-    """Flush stdout while an error can still be reported."""
-    sys.stdout.flush()
-    return code
 
 
 def _drop_stdout() -> None:

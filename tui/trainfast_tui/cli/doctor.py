@@ -47,11 +47,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     home = Home()
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         findings = examine(home, arguments.python)
-    unusable = _unusable_python(findings) if arguments.python is not None else None
     if not arguments.json:
         _print_findings(findings)
-    if unusable is not None:
-        raise unusable
+    failed = [finding.finding for finding in findings if finding.name in PYTHON_CHECKS and finding.state == "fail"]
+    if failed and arguments.python is not None:
+        raise UserError(failed[0], key="python")
     ceiling = None
     if arguments.calibrate:
         from trainfast_runner.machine.calibration import calibrate
@@ -65,12 +65,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     elif ceiling is not None:
         _print_ceiling(ceiling)
     return 0
-
-
-def _unusable_python(findings: list[Finding]) -> UserError | None:
-    """Return the error for a training Python that cannot train; None for one that can."""
-    failed = next((finding for finding in findings if finding.name in PYTHON_CHECKS and finding.state == "fail"), None)
-    return None if failed is None else UserError(failed.finding, key="python")
 
 
 def _print_findings(findings: list[Finding]) -> None:

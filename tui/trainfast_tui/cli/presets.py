@@ -46,16 +46,12 @@ def presets_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"schema": SCHEMA, "presets": rows})
         return 0
-    cells = [
-        (row["name"], "shipped" if row["shipped"] else "yours", str(row["variants"] or ""), _title_of(row))
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        title = f"broken: {row['error']}" if row["error"] else row["title"]
+        cells.append((row["name"], "shipped" if row["shipped"] else "yours", str(row["variants"] or ""), title))
     print_table(("PRESET", "FROM", FigureHeading("VARIANTS"), "TITLE"), cells)
     return 0
-
-
-def _title_of(row: dict[str, Any]) -> str:
-    return f"broken: {row['error']}" if row["error"] else row["title"]
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
@@ -233,17 +229,14 @@ def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice
     _print_section("knobs", knob_words)
     if preset.variants and variant is None:
         title = f"variants (run one with: trainfast-tui run {preset.name}/ID)"
-        _print_section(title, [(_variant_name(preset, row), _variant_words(row)) for row in preset.variants])
+        remarks = {preset.baseline: " (baseline)"}
+        _print_section(title, [(row.id + remarks.get(row.id, ""), _variant_words(row)) for row in preset.variants])
     _print_section("advice for this machine", [(entry.knob, entry.text) for entry in advice])
 
 
 def _print_section(heading: str, rows: Iterable[tuple[str, str]]) -> None:
     print_line("", heading)
     print_lines(pair_lines((f"  {label}", words) for label, words in rows))
-
-
-def _variant_name(preset: Preset, row: Variant) -> str:
-    return f"{row.id} (baseline)" if row.id == preset.baseline else row.id
 
 
 def _variant_words(row: Variant) -> str:

@@ -6,7 +6,6 @@ Modules that only a started run needs are imported where they are used: a refusa
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom import with_newer_explanation
@@ -79,7 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         except Cancelled:
             return EXIT_HUNG_UP if signals.must_leave else EXIT_INTERRUPTED
         if arguments.detach:
-            return _print_detached(directory, arguments.json)
+            if arguments.json:
+                state = run_state(directory).state
+                print_json({"run_id": directory.name, "state": state, "run_dir": str(directory)})
+            else:
+                print_line(directory.name)
+            return 0
         number = Home.of_run(directory).launch_numbers().get(directory.name)
         print_notice(f"{directory.name}, run {number}, is starting")
         result = follow(directory, signals, interrupt_stops=True)
@@ -118,14 +122,6 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
-
-
-def _print_detached(directory: Path, as_json: bool) -> int:
-    if as_json:
-        print_json({"run_id": directory.name, "state": run_state(directory).state, "run_dir": str(directory)})
-    else:
-        print_line(directory.name)
-    return 0
 
 
 def attach_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,7 @@ from trainfast_tui.text import best_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_answer_lines
 from trainfast_tui.text.memory_words import phase_words
-from trainfast_tui.text.search_words import outcome_of, role_of, state_words
+from trainfast_tui.text.search_words import outcome_of, state_words
 
 
 def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -310,7 +310,7 @@ def line_words(line: Line, search: batch_journal.BatchSnapshot | BestSoFar) -> s
             knob = f" {line.knob} of" if line.knob else ""
             is_first = search.space is None
             tried = "the baseline" if is_first else best_words.candidate_text(search, line.candidate_number)
-            return f"{role_of(line.action).noun}{knob} {tried}: {line.why}"
+            return f"{best_words.role_of(line.action).noun}{knob} {tried}: {line.why}"
         case best_journal.Trial() | best_journal.ColdRun() if isinstance(search, BestSoFar):
             run = f": {line.run_id}" if isinstance(line, best_journal.ColdRun) else ""
             return f"  {_attempt_words(line, search)}{run}"

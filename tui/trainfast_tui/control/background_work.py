@@ -356,8 +356,11 @@ class BackgroundWork:
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
                 may_trace = not is_device_used
             else:
-                may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
-            speed_key = _speed_key(run, running_search)
+                # A trace during the start of a run is that run's own prediction.
+                is_measured = run is not None and run.is_live and run.state != "starting"
+                may_trace = running_search is None and not has_other_live_run and not is_measured
+            has_result = run is not None and run.result is not None
+            speed_key = (run.run_id if run is not None else "", has_result, running_search)
             request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
             # While the device is used, free memory moves with the run or search that uses it.
             if asks_anew(request, self._newest_request, keeps_memory=is_device_used):
@@ -389,10 +392,6 @@ class BackgroundWork:
         """Keep the facts; those of an earlier request are dropped."""
         if message.key == self._situation_key:
             self.situation = message.situation
-
-    def note_prediction(self, message: NextRunPredicted) -> None:
-        """Keep the newest prediction."""
-        self.memory, self.speed = message.memory, message.speed
 
     def fit_words(self, machine: Machine | None, snapshot: Snapshot | None) -> Callable[[RunSpec], str]:
         """Return a function to the parameters of a spec and its largest batch here, by an earlier trace; else to ""."""
@@ -436,13 +435,3 @@ def _gather(key: tuple[str, str], spec: RunSpec, machine: Machine, python: Train
     from trainfast_runner.search.advice import gather
 
     return SituationGathered(key, gather(spec, machine, python))
-
-
-def _speed_key(run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
-    """Return a value that changes with the sources of predicted speeds: runs and searches."""
-    return run.run_id if run is not None else "", run is not None and run.result is not None, running_search
-
-
-def _is_measured(run: RunSnapshot | None) -> bool:
-    """True if a live run is past its start: a trace during the start is that run's own prediction."""
-    return run is not None and run.is_live and run.state != "starting"

@@ -128,12 +128,10 @@ def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
     """
     losses = run.result.loss if run.result is not None else None
     first, last = (losses.first, losses.last) if losses is not None else (None, None)
-    return (run.first_loss if first is None else first, _last_loss(run.steps) if last is None else last)
-
-
-def _last_loss(steps: Sequence[Step]) -> float | None:
-    logged_losses = (step.loss for step in reversed(steps) if step.loss is not None or step.loss_not_finite)
-    return mean_loss(list(islice(logged_losses, LOSSES_IN_A_MEAN)))
+    if last is None:
+        logged_losses = (step.loss for step in reversed(run.steps) if step.loss is not None or step.loss_not_finite)
+        last = mean_loss(list(islice(logged_losses, LOSSES_IN_A_MEAN)))
+    return (run.first_loss if first is None else first, last)
 
 
 def planned_steps(run: RunSnapshot) -> int | None:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from trainfast_tui.text.keys import key_of
 
@@ -85,10 +84,6 @@ class Snapshot(msgspec.Struct, frozen=True):
         """The Xid errors that our own sampler and a live run's received."""
         run_events = self.live_run.events if self.live_run is not None else ()
         return (*self.xids, *(event for event in run_events if event.kind == "xid"))
-
-    def without_run(self) -> Snapshot:
-        """Return this snapshot without its run, with the samples of both the machine and the run."""
-        return replace(self, run=None, ticks=tuple(self.machine_ticks))
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:

@@ -64,8 +64,8 @@ def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[
     if not long_form:
         return [_peak_line(fit, width, memory.reference_bytes), bar, *_verdict_lines(fit, width, 2)]
     title = rule(f"memory at its peak: {phase_words(fit.predicted.phase)}", width)
-    lines = [title, bar, *_legend_lines(fit, width), _peak_line(fit, width)]
-    return [*lines, *_change_lines(fit, memory.reference_bytes), *_verdict_lines(fit, width, 4)]
+    peak = _peak_line(fit, width, memory.reference_bytes)
+    return [title, bar, *_legend_lines(fit, width), peak, *_verdict_lines(fit, width, 4)]
 
 
 def _verdict_lines(fit: PredictedFit, width: int, max_lines: int) -> list[Line]:
@@ -82,25 +82,16 @@ def _reason_lines(memory: NextRunMemory, width: int, max_lines: int) -> list[Lin
     return paragraph(words, width, "warning" if memory.failed else "muted", max_lines)
 
 
-def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
-    """Return the change of the predicted peak from the run on the screen, or from the preset; empty without any."""
-    change = fmt.percent_change(fit.predicted.total_bytes, reference_bytes)
-    if change is None:
-        return []
-    words = f"{fmt.signed_percent(change)} from {fmt.size(reference_bytes)}"
-    return [[("change: ", "muted"), (words, "warning" if change > 0 else "success")]]
-
-
-def _peak_line(fit: PredictedFit, width: int, reference_bytes: int | None = None) -> Line:
+def _peak_line(fit: PredictedFit, width: int, reference_bytes: int | None) -> Line:
     """Return the predicted peak, its change, and its limit, with the owner of the limit where there is room."""
     available = fit.available
     label: Line = [("predicted ", "muted")]
     peak: Line = [(fmt.size(fit.predicted.total_bytes), "title")]
-    if available is None:
-        return [*label, *peak]
     change = fmt.percent_change(fit.predicted.total_bytes, reference_bytes)
     if change is not None:
         peak.append((f" ({fmt.signed_percent(change)})", "warning" if change > 0 else "success"))
+    if available is None:
+        return [*label, *peak]
     with_context = available.with_context and fit.predicted.context_bytes
     peak.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     peak.append((f" of {fmt.size(available.size_bytes)}", "text"))

@@ -19,7 +19,7 @@ from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_lines import gpu_line, host_line
 from trainfast_tui.text.event_words import SHADES, severity_rank, shade_of
-from trainfast_tui.text.format import Line, Tone, cell_len, labelled, line_length, moved_cursor, packed, paragraph
+from trainfast_tui.text.format import Line, Tone, labelled, line_length, moved_cursor, packed, paragraph
 from trainfast_tui.text.topology import pcie_link
 
 INDENT = 6
@@ -163,8 +163,6 @@ def _why_no_gpu(tick: Tick) -> list[str]:
 
 MIN_THROTTLED_SHARE = 0.005
 """A smaller share of throttled time prints as 0 %."""
-MAX_NAMED_READINGS = 4
-"""At most this many of the readings that a GPU lacks are named."""
 NEAR_MAX_MEMORY_C = 5
 """Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
 MINUTE_NS, MINUTE_SAMPLES = 60_000_000_000, 6
@@ -233,9 +231,8 @@ def gpu_items(
         Item("remapping", "failed: replace this GPU" if device.remapped_rows_failed else "", "error"),
         Item("MIG", "on: some readings are unavailable" if device.mig_mode else "", "warning"),
         Item("energy since driver load", fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3)),
-        # Last: the length of the link changes, and that of the missing readings.
+        # Last: the length of the link changes.
         _pcie(device),
-        _missing_item(tick, device.index, width - INDENT),
     ]
 
 
@@ -258,19 +255,6 @@ def _standby(snapshot: Snapshot) -> Item:
     rows = snapshot.processes if snapshot.live_run is None else ()
     waiting_bytes = sum(row.memory_rss_bytes or 0 for row in rows or () if STANDBY_WORDS in row.command)
     return Item("standby", fmt.size(waiting_bytes) if waiting_bytes else "")
-
-
-def _missing_item(tick: Tick, index: int, width: int) -> Item:
-    """Name the readings this GPU does not have, with the reason if it fits in `width`."""
-    why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
-    names = [name.replace("_", " ") for name in why]
-    hidden_count = len(names) - MAX_NAMED_READINGS
-    list_words = ", ".join(names[:MAX_NAMED_READINGS]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
-    label, reasons = "no reading of", set(why.values())
-    with_reason = f"{list_words}: {', '.join(reasons)}"
-    if len(reasons) == 1 and cell_len(f"{label} {with_reason}") <= width:
-        return Item(label, with_reason, "muted")
-    return Item(label, f"{list_words} (doctor says why)" if why else "", "muted")
 
 
 def item_lines(items: Sequence[Item], width: int) -> list[Line]:

@@ -31,7 +31,7 @@ from trainfast_tui.text import best_words as wording
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
-from trainfast_tui.text.search_words import outcome_of, role_of, state_words
+from trainfast_tui.text.search_words import outcome_of, state_words
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
@@ -108,8 +108,12 @@ class BestScreen(SearchScreen["BestSoFar"]):
         else:
             notice = ("Listing the settings that can run here…", "muted")
             plan = partial(plan_best, self._next_run.spec, request, self.session.python)
+
+            def refused(error: UserError) -> BestPlanned:
+                return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
+
             # After the plan under way, for the newest question alone.
-            self._work.start(lambda _: plan(), self.post, partial(_refused, request))
+            self._work.start(lambda _: plan(), self.post, refused)
         self._planned = BestPlanned(request, [notice])
         self.show_newest()
 
@@ -157,7 +161,8 @@ class BestScreen(SearchScreen["BestSoFar"]):
         elif search.best is None or search.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self.apply_knobs(search.question, wording.candidate_knob_texts(search, search.best.number))
+            knobs = search.candidates[search.best.number].knobs
+            self.apply_knobs(search.question, [(name, KNOBS_BY_NAME[name].text_of(knobs[name])) for name in knobs])
 
     def action_ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget` of the next search's question, and plan with the answer."""
@@ -188,13 +193,16 @@ class BestScreen(SearchScreen["BestSoFar"]):
                 choices = _values_to_vary(self._planned.vary)
 
                 def read_varied(text: str) -> dict[str, Any]:
-                    return {} if text.strip() == varied else _read_vary(text)
+                    # A space after a comma does not end a knob's values.
+                    typed = re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else []
+                    return {} if text.strip() == varied else {"vary": read_vary(typed)}
 
                 ask("Knobs to vary", hint, varied, read_varied, choices=choices)
             case "batch":
                 batch = "" if request.global_batch is None else str(request.global_batch)
                 hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-                ask("Global batch", hint, batch, _read_batch)
+                read = knob("batch_size").read
+                ask("Global batch", hint, batch, lambda text: {"global_batch": read(text) if text.strip() else None})
             case "objective":
                 hints = [(name, objective.hint) for name, objective in wording.OBJECTIVES.items()]
                 ask_choice(self.app, "Search for", hints, on_objective, current=request.objective)
@@ -250,23 +258,10 @@ class BestScreen(SearchScreen["BestSoFar"]):
         return SearchStart(spec, False, self._request)
 
 
-def _read_batch(text: str) -> dict[str, Any]:
-    return {"global_batch": knob("batch_size").read(text) if text.strip() else None}
-
-
 def _values_to_vary(planned: Mapping[str, Sequence[KnobValue]]) -> dict[str, list[str]]:
     """Return the planned values of each knob, and those that a search may vary, as they are typed."""
     values = {entry.name: dict.fromkeys((*planned.get(entry.name, ()), *entry.search_values)) for entry in KNOBS}
     return {name: [*map(KNOBS_BY_NAME[name].text_of, found)] for name, found in values.items() if found}
-
-
-def _read_vary(text: str) -> dict[str, Any]:
-    # A space after a comma does not end a knob's values.
-    return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
-
-
-def _refused(request: BestRequest, error: UserError) -> BestPlanned:
-    return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
 
 
 MIN_CHART_LINES = 7
@@ -426,6 +421,6 @@ def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
 def _process_of(attempt: Trial | ColdRun) -> tuple[str, str]:
     """Return the measured steps and the process of a trial or a run."""
     if not isinstance(attempt, Trial):
-        return fmt.ABSENT, role_of(attempt.role).short
+        return fmt.ABSENT, wording.role_of(attempt.role).short
     process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
     return f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT, process

@@ -72,14 +72,10 @@ class HelpScreen(PageScreen):
 def _matching_sections(sections: list[Section], words: str) -> list[Section]:
     """Return the entries that contain all of these words, in their sections; a section without one is left out."""
     matching = [
-        (title, [entry for entry in every if has_all_words(_entry_text(entry), words)]) for title, every in sections
+        Section(title, [entry for entry in every if has_all_words(" ".join(map(line_text, entry)), words)])
+        for title, every in sections
     ]
-    return [Section(title, entries) for title, entries in matching if entries]
-
-
-def _entry_text(entry: list[Line]) -> str:
-    """Return the text of an entry with single spaces."""
-    return " ".join(" ".join(map(line_text, entry)).split())
+    return [section for section in matching if section.entries]
 
 
 def _painted(sections: list[Section], width: int) -> list[Line]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
 from textual.geometry import Size
 
@@ -80,7 +81,7 @@ class MonitorScreen(AppScreen):
         # Drawn for every cell of their two minutes, the charts would take a third of the screen's time.
         if charts.display and abs(snapshot.taken_ns - self._charts_ns) >= CHARTS_EVERY_NS:
             self._charts_ns = snapshot.taken_ns
-            charts.show_snapshot(snapshot.without_run())
+            charts.show_snapshot(replace(snapshot, run=None, ticks=tuple(snapshot.machine_ticks)))
 
     def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts."""

@@ -153,13 +153,10 @@ class TerminalApp(App[int]):
         return queue.qsize() if queue is not None else 0
 
 
-def _is_plain(widget: Widget) -> bool:
-    return isinstance(widget.app, TerminalApp) and widget.app.plain_output
-
-
 def part_style(widget: Widget, name: str) -> Style:
     """Return the style sheet's complete style for a part of `widget` with the class `name`."""
-    if _is_plain(widget) or widget.app.no_color:
+    is_plain = isinstance(widget.app, TerminalApp) and widget.app.plain_output
+    if is_plain or widget.app.no_color:
         return widget.rich_style + Style.parse(PLAIN_STYLES.get(name.rpartition("--")[2], ""))
     part = DOMNode(classes=name)
     part._attach(widget)
@@ -189,13 +186,9 @@ class KeyReader(XTermParser):
         """Yield the events in `data`."""
         # Until its delay is over, Textual takes the next read as part of the sequence.
         continues = self._ends_with_esc and self._timeout_time is not None and re.match(_KEY, data)
-        typed = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
+        typed = _ESC_AND_KEY.sub(lambda key: f"{ESC}[{ord(key[1])};3u", ESC + data if continues else data)
         self._ends_with_esc = data.endswith(ESC)
         return super().feed(typed[1:] if continues else typed)
-
-
-def _as_alt(typed: re.Match[str]) -> str:
-    return f"{ESC}[{ord(typed[1])};3u"
 
 
 def install(driver: type[Driver], *, plain: bool = False) -> None:

@@ -14,7 +14,6 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, figure_headings, pair_lines, table
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.next_run_words import typed_overrides
-from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
@@ -270,7 +269,7 @@ def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
     overrides = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
     if short and "batch_size" in overrides and candidate.samples_per_step == baseline.samples_per_step:
         overrides.pop("grad_accum", None)
-    return typed_knobs(overrides) or "the baseline"
+    return " ".join(typed_overrides(overrides)) or "the baseline"
 
 
 def end_words(so_far: BestSoFar) -> str:
@@ -289,6 +288,32 @@ def is_doubtful(search: BestSoFar) -> bool:
     if search.state != "answered" or answer is None:
         return False
     return not is_final(answer, search.state) or bool(search.answer_doubts)
+
+
+class Role(NamedTuple):
+    """The role of a step of a best-fit search."""
+
+    noun: str
+    """For a table or a line."""
+    short: str
+    """For a narrow cell."""
+    doing: str
+    """The verb while the step goes on."""
+
+
+ROLES = {
+    "trial": Role("trial", "trial", "trying"),
+    "race": Role("race", "race", "racing"),
+    "confirm": Role("confirm", "confirm", "confirming in a fresh process"),
+    "limit": Role("limit", "at limit", "running under memory_limit"),
+    "turn_back": Role("turn back", "turn back", "turning back"),
+}
+
+
+def role_of(role: str) -> Role:
+    """Return the row of a role; one of a newer version is named by itself."""
+    words = role.replace("_", " ")
+    return ROLES.get(role) or Role(words, words, "running")
 
 
 def doing_words(so_far: BestSoFar) -> str:
@@ -357,11 +382,6 @@ def chance_words(so_far: BestSoFar) -> str:
     return ", ".join([*words, f"{chance_text(step.chance)} chance of 2 % or more"])
 
 
-def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
-    """Return names and values of a candidate's knobs as they are typed."""
-    return tuple((name, KNOBS_BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())
-
-
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 
 
@@ -389,14 +409,9 @@ TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
 """Least seconds, seconds of the unit and its name, the largest unit first."""
 
 
-def typed_knobs(knobs: Mapping[str, Any]) -> str:
-    """Return the knobs as they are typed: `batch_size=8 precision=bf16`."""
-    return " ".join(typed_overrides(knobs))
-
-
 def candidate_text(so_far: BestSoFar, number: int) -> str:
     """Return all knobs of a candidate as they are typed."""
-    return typed_knobs(so_far.candidate(number).knobs)
+    return " ".join(typed_overrides(so_far.candidate(number).knobs))
 
 
 def rate_text(rate: Interval | None) -> str:

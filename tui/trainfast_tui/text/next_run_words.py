@@ -42,7 +42,10 @@ def against_predicted_speed(measured: float | None, speed: PredictedSpeed) -> st
 
 def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
-    return [f"{key}={_typed_value(key, value)}" for key, value in overrides.items()]
+    from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+
+    text_of = {key: KNOBS_BY_NAME[key].text_of if key in KNOBS_BY_NAME else field_text for key in overrides}
+    return [f"{key}={text_of[key](value)}" for key, value in overrides.items()]
 
 
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
@@ -64,14 +67,6 @@ def field_text(value: Any, between: str = "+") -> str:
     if isinstance(value, list):
         return between.join(field_text(entry, between) for entry in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _typed_value(key: str, value: Any) -> str:
-    from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-
-    if key in KNOBS_BY_NAME:
-        return KNOBS_BY_NAME[key].text_of(value)
-    return field_text(value)
 
 
 def warning_words(command: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Flops, Losses, Result, Thinning
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Flops, Losses, Result
 from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.records.run_file import SCHEMA, ScriptFigures
 from trainfast_runner.records.run_lines import Actual, RunStart
@@ -51,19 +51,15 @@ def result_notes(result: Result) -> Iterator[str]:
         yield f"{DOUBT_SIGN} doubtful: the run {fmt.plain(doubt.text)}"
     for qualification in qualifications(result):
         yield f"the run {fmt.plain(qualification)}"
-    if result.thinning is not None:
-        yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
+    if (thinning := result.thinning) is not None:
+        steps, looked_at = result.steps.measured + result.steps.warmup, thinning.steps_looked_at
+        if dropped := thinning.steps_dropped:
+            yield f"the records of {fmt.count(dropped)} steps were dropped: steps.jsonl had reached its cap"
+        if looked_at < steps:
+            yield f"a long run: medians use {fmt.count(looked_at)} of its {fmt.count(steps)} steps"
     yield from (fmt.plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
         yield f"{counted(result.unreadable_lines, 'damaged line')} in its records left out"
-
-
-def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
-    """Yield the notes on a long run, whose figures rest on a share of its records."""
-    if thinning.steps_dropped:
-        yield f"the records of {fmt.count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
-    if thinning.steps_looked_at < steps:
-        yield f"a long run: medians use {fmt.count(thinning.steps_looked_at)} of its {fmt.count(steps)} steps"
 
 
 def figure_rows(result: Result) -> Iterator[tuple[str, str]]:

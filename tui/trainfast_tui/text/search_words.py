@@ -30,17 +30,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """For a sentence about the size or setting."""
 
 
-class Role(msgspec.Struct, frozen=True):
-    """The role of a step of a best-fit search."""
-
-    noun: str
-    """For a table or a line."""
-    short: str
-    """For a narrow cell."""
-    doing: str
-    """The verb while the step goes on."""
-
-
 REFUTED = "refuted"
 """The outcome of a size that fitted in the warm process and ran out of memory in a fresh one.
 
@@ -57,25 +46,12 @@ OUTCOMES = {
     "refuting": Outcome("✗", "error", "out of memory in the confirmation run", "ran out of memory"),
     REFUTED: Outcome("✗", "warning", "fitted, refuted by the confirmation run", "fitted and was refuted"),
 }
-ROLES = {
-    "trial": Role("trial", "trial", "trying"),
-    "race": Role("race", "race", "racing"),
-    "confirm": Role("confirm", "confirm", "confirming in a fresh process"),
-    "limit": Role("limit", "at limit", "running under memory_limit"),
-    "turn_back": Role("turn back", "turn back", "turning back"),
-}
 
 
 def outcome_of(outcome: str) -> Outcome:
     """Return the row of an outcome; one of a newer version is named by itself."""
     words = outcome.replace("_", " ")
     return OUTCOMES.get(outcome) or Outcome("○", "text", words, words)
-
-
-def role_of(role: str) -> Role:
-    """Return the row of a role; one of a newer version is named by itself."""
-    words = role.replace("_", " ")
-    return ROLES.get(role) or Role(words, words, "running")
 
 
 ROLE_WORDS = {

@@ -22,12 +22,6 @@ class TopologySection:
     lines: list[str]
 
 
-def _matrix_lines(topology: Topology) -> list[str]:
-    """Return the matrix as `nvidia-smi topo -m` lays it out."""
-    names = [f"GPU{device.index}" for device in topology.devices]
-    return table(["", *names], [[name, *row] for name, row in zip(names, topology.matrix, strict=True)])
-
-
 def _device_lines(topology: Topology) -> list[str]:
     """Return a line for each GPU: name, bus id, NVLinks."""
     rows = [
@@ -82,9 +76,11 @@ def topology_sections(topology: Topology) -> list[TopologySection]:
     advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:
         return [advice]
-    silent_gpus = silent_lines(topology)
+    silent_gpus, names = silent_lines(topology), [f"GPU{device.index}" for device in topology.devices]
+    # As `nvidia-smi topo -m` lays it out.
+    matrix = table(["", *names], [[name, *row] for name, row in zip(names, topology.matrix, strict=True)])
     return [
-        TopologySection("links between GPUs", "table", _matrix_lines(topology)),
+        TopologySection("links between GPUs", "table", matrix),
         TopologySection("GPUs", "table", _device_lines(topology)),
         *([TopologySection("GPUs without an answer", "errors", silent_gpus)] if silent_gpus else []),
         *([TopologySection("peer access", "text", peer_lines(topology))] if len(topology.devices) > 1 else []),
