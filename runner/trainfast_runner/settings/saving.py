@@ -123,7 +123,8 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
         if name in reasons:
             words.comment(comments([reasons[name]])[0])
         by_knob.append(name, words)
-    knobs = {name: knob(name).toml_value(value) for name, value in preset.knobs.items()}
+    # TOML has no null.
+    knobs = {name: knob(name).text_of(None) if value is None else value for name, value in preset.knobs.items()}
     document = tomlkit.document()
     document.update({"schema": SCHEMA, "title": preset.title, "script": script, "knobs": knobs})
     return escaped(tomlkit.dumps(document))
