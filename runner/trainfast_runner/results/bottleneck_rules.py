@@ -22,7 +22,8 @@ Condition = tuple[str, Literal[">=", "<", "is", "in"], Any]
 """A figure, an operator and a threshold; that of `in` is a tuple."""
 Scope = Literal["run", "device", "rank"]
 
-TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.uses_tensor_cores)
+TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.peak != "fp32")
+"""Precisions whose matrix products are computed by tensor cores: every format but plain fp32."""
 EXCHANGING_STRATEGIES = tuple(
     name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.is_pipeline or entry.offloads)
 )
