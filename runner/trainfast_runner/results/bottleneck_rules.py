@@ -134,12 +134,8 @@ RULES: tuple[BottleneckRule, ...] = (
         source=_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
         shown_figures=(
-            "thermal_ms_per_step",
-            "thermal_lost_ms_per_step",
-            "step_ms",
-            "temperature_c",
-            "slows_down_at_c",
-            "clock_loss_percent",
+            *("thermal_ms_per_step", "thermal_lost_ms_per_step", "step_ms"),
+            *("temperature_c", "slows_down_at_c", "clock_loss_percent"),
         ),
     ),
     BottleneckRule(
