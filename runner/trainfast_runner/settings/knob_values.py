@@ -50,11 +50,10 @@ class Choice(msgspec.Struct, frozen=True):
             parts = word.split("+")
             reordered = next((option for option in self.options if sorted(option.split("+")) == sorted(parts)), None)
             are_values = reordered is None and len(parts) > 1 and all(part in self.options for part in parts)
-            raise UserError(
-                f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values",
-                allowed=self.options,
-                nearest=reordered or nearest(word, self.options),
+            message = (
+                f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values"
             )
+            raise UserError(message, allowed=self.options, nearest=reordered or nearest(word, self.options))
         return word
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
@@ -329,12 +328,8 @@ class Knob(msgspec.Struct, frozen=True):
         try:
             return self.values.read(raw)
         except UserError as error:
-            raise UserError(
-                f"{self.name}: {error.message}",
-                key=self.name,
-                allowed=error.allowed or [self.values.describe()],
-                nearest=error.nearest,
-            ) from None
+            message, allowed = f"{self.name}: {error.message}", error.allowed or [self.values.describe()]
+            raise UserError(message, key=self.name, allowed=allowed, nearest=error.nearest) from None
 
     def turn(
         self, current: KnobValue, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()

@@ -69,11 +69,8 @@ def preset_text(
 def new_preset_path(name: str, *, overwrite: bool) -> Path:
     """The file of a new preset of the user's. Raises UserError as `save_preset` does for its name."""
     if not PRESET_NAME.fullmatch(name) or name.endswith(".toml"):
-        raise UserError(
-            f"{name!r} cannot name a preset",
-            key="name",
-            allowed=["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"],
-        )
+        allowed = ["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"]
+        raise UserError(f"{name!r} cannot name a preset", key="name", allowed=allowed)
     path = presets.user_directory() / f"{name}.toml"
     message = None
     if path.exists():
