@@ -104,7 +104,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     left_out = [
         name
         for name in settings_to_express(knobs)
-        if not any(_has_value(config, key) for key in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
+        if all(_table_with(config, key) is None for key in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
     return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
@@ -127,22 +127,17 @@ def config_for_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
     """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
     config = read_recorded_config(run, directory)
     for path in FILLED_BY_THE_TRAINER:
-        *sections, key = path.split(".")
-        table: Any = config
-        for section in sections:
-            table = table.get(section, {})
-        if key in table:
-            table[key] = "auto"
+        if (table := _table_with(config, path)) is not None:
+            table[path.rpartition(".")[2]] = "auto"
     return config
 
 
-def _has_value(config: object, path: str) -> bool:
-    """True if there is a value under the keys that `path` joins by dots."""
-    for key in path.split("."):
-        if not isinstance(config, dict) or key not in config:
-            return False
-        config = config[key]
-    return True
+def _table_with(config: Any, path: str) -> dict[str, Any] | None:
+    """The table with a value under the last of the keys that `path` joins by dots; None without that value."""
+    *sections, key = path.split(".")
+    for section in sections:
+        config = config.get(section) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) and key in config else None
 
 
 ACCELERATE_FILE = "accelerate.yaml"

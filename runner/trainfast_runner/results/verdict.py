@@ -298,8 +298,7 @@ def _kernel_killed(facts: EndFacts) -> Verdict | None:
 def _stopped(facts: EndFacts) -> Verdict | None:
     if facts.end.stop_ns is None:
         return None
-    steps = max(facts.last_step.values(), default=0)
-    after = f"after {counted(steps, 'step')}"
+    after = f"after {counted(max(facts.last_step.values(), default=0), 'step')}"
     if not facts.end.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
     if facts.end.grace_s <= 0:
