@@ -44,9 +44,8 @@ def file_comment(run: RunFile, file: str, form: str) -> str:
 def gpu_variables(run: RunFile) -> dict[str, str]:
     """The variables by which a command sees the run's GPUs: by index if the run did, with the order that counts."""
     visible = run.env.get(VISIBLE_DEVICES, ",".join(run.device_uuids))
-    return (
-        {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: visible} if visible[:1].isdecimal() else {VISIBLE_DEVICES: visible}
-    )
+    order = {DEVICE_ORDER: PCI_ORDER} if visible[:1].isdecimal() else {}
+    return {**order, VISIBLE_DEVICES: visible}
 
 
 def malloc_variables(run: RunFile) -> dict[str, str]:

@@ -86,15 +86,13 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
 
 def _joined_paths(paths: Sequence[object]) -> str:
     """The text that `data.paths` reads as these paths. Raises UserError if no command can hold them."""
-    text = "+".join(map(str, paths))
+    text, message = "+".join(map(str, paths)), None
     if text.split("+") != list(map(str, paths)):
-        raise UserError(
-            "a path in data.paths contains +, which separates paths", key="data.paths", advice="--to preset"
-        )
-    if len(os.fsencode(f"data.paths={text}")) > MAX_WORD_BYTES:
-        raise UserError(
-            f"data.paths names {len(paths):,} files, too many for a command", key="data.paths", advice="--to preset"
-        )
+        message = "a path in data.paths contains +, which separates paths"
+    elif len(os.fsencode(f"data.paths={text}")) > MAX_WORD_BYTES:
+        message = f"data.paths names {len(paths):,} files, too many for a command"
+    if message is not None:
+        raise UserError(message, key="data.paths", advice="--to preset")
     return text
 
 
@@ -131,9 +129,8 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
     if to not in SCRIPT_FORMS:
         message = f"{run.run_id} ran a script of your own: {NO_EXPORT_REASONS[to]}"
         raise UserError(message, key="--to", allowed=SCRIPT_FORMS)
-    return SCRIPT_FORMS[to](
-        run, asked, newest_of_first_rank(read_worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0)
-    )
+    line = newest_of_first_rank(read_worker_lines(directory), ScriptLine) or ScriptLine(t_ns=0)
+    return SCRIPT_FORMS[to](run, asked, line)
 
 
 def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
@@ -225,11 +222,8 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
 def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """The fields that the script's Trainer had, read from its live TrainingArguments."""
     if line.framework != "HF Trainer":
-        raise UserError(
-            f"{run.run_id} ran a script of your own, whose steps no Trainer took: it has no TrainingArguments",
-            key="--to",
-            advice="--to command",
-        )
+        message = f"{run.run_id} ran a script of your own, whose steps no Trainer took: it has no TrainingArguments"
+        raise UserError(message, key="--to", advice="--to command")
     knobs: KnobValues = {}
     unknown: list[str] = []
     for name, value in (line.ran or {}).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -63,18 +62,12 @@ def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
     if unsupported:
         names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
         accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""
-        raise UserError(
-            f"the Trainer has no flag for {names}: a script started like this would be another run",
-            key=unsupported[0],
-            advice=accelerate + SAME_RUN_HERE,
-        )
+        message = f"the Trainer has no flag for {names}: a script started like this would be another run"
+        raise UserError(message, key=unsupported[0], advice=accelerate + SAME_RUN_HERE)
     transformers = run.versions.get("transformers")
     if transformers and transformers.partition(".")[0] not in TRANSFORMERS_MAJORS:
-        raise UserError(
-            f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5",
-            key="transformers",
-            advice=SAME_RUN_HERE,
-        )
+        message = f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5"
+        raise UserError(message, key="transformers", advice=SAME_RUN_HERE)
 
 
 def settings_to_express(knobs: KnobValues) -> list[str]:
@@ -102,22 +95,16 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     """
     strategy = strategy_of(knobs)
     if not strategy.is_zero:
-        raise UserError(
-            f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
-            key="strategy",
-            advice="--to training-args, or a run with strategy=zero2",
-        )
+        message = f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run"
+        raise UserError(message, key="strategy", advice="--to training-args, or a run with strategy=zero2")
     if knobs["precision"] == "tf32":
-        raise UserError(
-            f"DeepSpeed's JSON has no precision=tf32: a script with it would be another run than {run.run_id}",
-            key="precision",
-            advice="--to training-args",
-        )
+        message = f"DeepSpeed's JSON has no precision=tf32: a script with it would be another run than {run.run_id}"
+        raise UserError(message, key="precision", advice="--to training-args")
     config = read_recorded_config(run, directory)
     left_out = [
         name
         for name in settings_to_express(knobs)
-        if not any(_has_value(config, key) for key in KNOBS_BY_NAME[name].same_as.deepspeed_keys)
+        if all(_table_with(config, key) is None for key in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
     return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
@@ -130,34 +117,27 @@ def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     except (OSError, *DAMAGE):
         config = None
     if not isinstance(config, dict):
-        raise UserError(
-            f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
-            key=DEEPSPEED_FILE,
-            advice=f"trainfast-tui run {run.name}, and the export of that run",
-        )
+        message = f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export"
+        advice = f"trainfast-tui run {run.name}, and the export of that run"
+        raise UserError(message, key=DEEPSPEED_FILE, advice=advice)
     return config
 
 
 def config_for_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
     """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
-    config = copy.deepcopy(read_recorded_config(run, directory))
+    config = read_recorded_config(run, directory)
     for path in FILLED_BY_THE_TRAINER:
-        *sections, key = path.split(".")
-        table: Any = config
-        for section in sections:
-            table = table.get(section, {})
-        if key in table:
-            table[key] = "auto"
+        if (table := _table_with(config, path)) is not None:
+            table[path.rpartition(".")[2]] = "auto"
     return config
 
 
-def _has_value(config: object, path: str) -> bool:
-    """True if there is a value under the keys that `path` joins by dots."""
-    for key in path.split("."):
-        if not isinstance(config, dict) or key not in config:
-            return False
-        config = config[key]
-    return True
+def _table_with(config: Any, path: str) -> dict[str, Any] | None:
+    """The table with a value under the last of the keys that `path` joins by dots; None without that value."""
+    *sections, key = path.split(".")
+    for section in sections:
+        config = config.get(section) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) and key in config else None
 
 
 ACCELERATE_FILE = "accelerate.yaml"
@@ -208,30 +188,20 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
     strategy, precision = strategy_of(knobs), str(knobs["precision"])
     kind = strategy.accelerate_type
     if kind is None:
-        raise UserError(
-            f"accelerate has no strategy={strategy.name}: a script started with its file would be another run",
-            key="strategy",
-            advice="--to training-args" if strategy.runs_in_trainer else SAME_RUN_HERE,
-        )
+        advice = "--to training-args" if strategy.runs_in_trainer else SAME_RUN_HERE
+        message = f"accelerate has no strategy={strategy.name}: a script started with its file would be another run"
+        raise UserError(message, key="strategy", advice=advice)
     if precision == "tf32" or (precision not in ACCELERATE_NAMES and kind != "DEEPSPEED"):
-        raise UserError(
-            f"accelerate's file has no precision={precision}: a script started with it would be another run",
-            key="precision",
-            advice="--to training-args" if precision == "tf32" else SAME_RUN_HERE,
-        )
-    instead = "--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE
+        advice = "--to training-args" if precision == "tf32" else SAME_RUN_HERE
+        message = f"accelerate's file has no precision={precision}: a script started with it would be another run"
+        raise UserError(message, key="precision", advice=advice)
+    advice = "--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE
     if run.device == "cpu" and run.world_size > 1:
-        raise UserError(
-            f"accelerate starts one process on a CPU whatever its file asks, and {run.run_id} had {run.world_size}",
-            key="devices",
-            advice=instead,
-        )
+        one_process = "accelerate starts one process on a CPU whatever its file asks"
+        raise UserError(f"{one_process}, and {run.run_id} had {run.world_size}", key="devices", advice=advice)
     if run.device == "cpu" and kind != "NO":
-        raise UserError(
-            f"accelerate runs no {kind} on a CPU, and {run.run_id} is strategy={strategy.name}",
-            key="strategy",
-            advice=instead,
-        )
+        message = f"accelerate runs no {kind} on a CPU, and {run.run_id} is strategy={strategy.name}"
+        raise UserError(message, key="strategy", advice=advice)
     return kind
 
 

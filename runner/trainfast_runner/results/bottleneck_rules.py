@@ -22,7 +22,8 @@ Condition = tuple[str, Literal[">=", "<", "is", "in"], Any]
 """A figure, an operator and a threshold; that of `in` is a tuple."""
 Scope = Literal["run", "device", "rank"]
 
-TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.uses_tensor_cores)
+TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.peak != "fp32")
+"""Precisions whose matrix products are computed by tensor cores: every format but plain fp32."""
 EXCHANGING_STRATEGIES = tuple(
     name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.is_pipeline or entry.offloads)
 )
@@ -133,12 +134,8 @@ RULES: tuple[BottleneckRule, ...] = (
         source=_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_cost_ms",
         shown_figures=(
-            "thermal_ms_per_step",
-            "thermal_lost_ms_per_step",
-            "step_ms",
-            "temperature_c",
-            "slows_down_at_c",
-            "clock_loss_percent",
+            *("thermal_ms_per_step", "thermal_lost_ms_per_step", "step_ms"),
+            *("temperature_c", "slows_down_at_c", "clock_loss_percent"),
         ),
     ),
     BottleneckRule(

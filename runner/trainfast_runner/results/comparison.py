@@ -447,7 +447,6 @@ ERRORS_APART = 3.0
 """Chosen, not measured: standard errors by which two figures must differ."""
 RUN_TO_RUN = 0.02
 """Chosen, not measured: share by which two runs of the same settings differ."""
-MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
 
 
 def is_significant(a: float | None, b: float | None, noise: float | None) -> bool:
@@ -472,7 +471,7 @@ def ratio_interval(a: float | None, b: float | None, noise: float | None) -> tup
 
 def median_error(mad: float, count: int) -> float:
     """The standard error of the median of `count` values whose median absolute deviation is `mad`."""
-    return MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(count)
+    return MAD_TO_SIGMA * mad * math.sqrt(MEDIAN_VARIANCE / count)
 
 
 def relative_noise(a: Result, b: Result) -> float | None:

@@ -385,7 +385,7 @@ class StepJoin:
             clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
             energy_joules=joules,
             joules_per_sample=joules / samples if joules is not None and samples else None,
-            temperature_c=hottest_c(devices),
+            temperature_c=highest(device.temperature_c for device in devices),
             devices=tuple(devices),
         )
 
@@ -409,8 +409,3 @@ def join_of(
     for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))
     return join
-
-
-def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
-    """The highest temperature at the start of the window, in degrees Celsius."""
-    return highest(device.temperature_c for device in devices)

@@ -39,7 +39,6 @@ from trainfast_runner.results.device_conditions import (
     StepConditions,
     StepJoin,
     Window,
-    hottest_c,
     join_of,
     quotient,
     total_joules,
@@ -302,7 +301,8 @@ def _conditions(
         # Only on the run's own GPUs; for a run on the CPU on the watched ones.
         indexes = {sample.index for uuid, sample in first_samples if uuid in run.gpu_uuids}
         foreign = [process for process in measured_window.foreign if process.device in indexes or not indexes]
-        others_percent, measured_from_c = measured_window.others_cpu_percent, hottest_c(measured_window.devices)
+        others_percent = measured_window.others_cpu_percent
+        measured_from_c = highest(device.temperature_c for device in measured_window.devices)
     outages = [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()]
     xid_events = [event for event in records.events if event.kind == "xid"]
     return record.RunConditions(

@@ -288,22 +288,17 @@ def _kernel_killed(facts: EndFacts) -> Verdict | None:
     if not facts.end.oom_kills or facts.end.stop_ns is not None:
         return None
     rank, code = _lost_rank(facts)
-    if code not in (None, -signal.SIGKILL):
+    # Without a lost rank the direct child is the only process that can have died of the signal.
+    if code not in (None, -signal.SIGKILL) or (rank is None and facts.end.exit_code != -signal.SIGKILL):
         return None
-    if rank is None:
-        if facts.end.exit_code != -signal.SIGKILL:
-            return None
-        rank = 0
-    point = _failure_point(facts, rank)
-    reason = f"{KERNEL_KILLER} ended the process: host memory was full ({point})"
-    return _verdict(facts, "oom", reason, rank, "SIGKILL")
+    reason = f"{KERNEL_KILLER} ended the process: host memory was full ({_failure_point(facts, rank or 0)})"
+    return _verdict(facts, "oom", reason, rank or 0, "SIGKILL")
 
 
 def _stopped(facts: EndFacts) -> Verdict | None:
     if facts.end.stop_ns is None:
         return None
-    steps = max(facts.last_step.values(), default=0)
-    after = f"after {counted(steps, 'step')}"
+    after = f"after {counted(max(facts.last_step.values(), default=0), 'step')}"
     if not facts.end.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
     if facts.end.grace_s <= 0:

@@ -119,11 +119,8 @@ def _devices(facts: Facts) -> Refusals:
             yield refusal("devices", sentence, f"devices={MAX_CPU_PROCESSES}", allowed)
     if strategy.one_device and count > 1:
         several = catalog.nearest_strategy(strategy, lambda other: not other.one_device)
-        yield refusal(
-            "strategy",
-            f"strategy={strategy.name} trains on one device and devices={asked} asks for {count}",
-            f"strategy={several} with devices={asked}, or devices=1",
-        )
+        sentence = f"strategy={strategy.name} trains on one device and devices={asked} asks for {count}"
+        yield refusal("strategy", sentence, f"strategy={several} with devices={asked}, or devices=1")
 
 
 def _hardware(facts: Facts) -> Refusals:
@@ -136,21 +133,15 @@ def _hardware(facts: Facts) -> Refusals:
         yield refusal("precision", sentence, "precision=fp32 or precision=bf16")
     for gpu in gpus:
         if not precision.runs_on(gpu.compute_capability):
-            yield refusal(
-                "precision",
-                f"precision={precision.name} needs compute capability"
-                f" {'.'.join(map(str, precision.min_compute_capability))} or later and GPU {gpu.index},"
-                f" {gpu.name or 'name unknown'}, has {gpu.compute_capability}",
-                "precision=fp16",
-            )
+            least = ".".join(map(str, precision.min_compute_capability))
+            needs = f"precision={precision.name} needs compute capability {least} or later"
+            has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
+            yield refusal("precision", f"{needs} and {has}", "precision=fp16")
         if strategy.needs_gpu_index and is_instance(gpu.uuid):
             # DeepSpeed looks up the GPU by its index.
-            yield refusal(
-                "strategy",
-                f"strategy={strategy.name} needs a GPU with an index, and devices={asked or 1} is the MIG instance"
-                f" {gpu.uuid} of {VISIBLE_DEVICES}",
-                f"strategy={'zero3-offload' if strategy.offloads else 'zero3'}",
-            )
+            instance = f"devices={asked or 1} is the MIG instance {gpu.uuid} of {VISIBLE_DEVICES}"
+            sentence = f"strategy={strategy.name} needs a GPU with an index, and {instance}"
+            yield refusal("strategy", sentence, f"strategy={'zero3-offload' if strategy.offloads else 'zero3'}")
     if strategy.needs_gpus_reason is None:
         return
     needs = f"strategy={strategy.name} {strategy.needs_gpus_reason}"
@@ -204,11 +195,8 @@ def _ranks(facts: Facts) -> Refusals:
     degree, count = whole_number(facts.knobs, f"{axis}_degree"), facts.device_count
     requirement = f"strategy={strategy.name} with {axis}_degree={degree}"
     if "dp" not in strategy.axes and count != degree:
-        yield refusal(
-            "devices",
-            f"{requirement} runs on {degree} devices, not on devices={count}",
-            f"devices={degree}" + (f", or {axis}_degree={count}" if count > 1 else ""),
-        )
+        instead = f"devices={degree}" + (f", or {axis}_degree={count}" if count > 1 else "")
+        yield refusal("devices", f"{requirement} runs on {degree} devices, not on devices={count}", instead)
     if "dp" in strategy.axes and (count % degree or count == degree):
         least = f"needs a multiple of {degree} devices, at least {2 * degree}"
         instead = f"devices={2 * degree}, or strategy={axis} with devices={degree}"
@@ -220,20 +208,14 @@ def _programs(facts: Facts) -> Refusals:
     strategy, optimizer, engine, mode = facts.strategy, facts.optimizer, facts.engine, facts.knobs["compile"]
     if (reason := optimizer.refusal(strategy)) is not None:
         takes = catalog.nearest_strategy(strategy, lambda other: optimizer.refusal(other) is None)
-        instead = f"strategy={takes} with optimizer={optimizer.name}"
-        yield refusal(
-            "optimizer",
-            f"optimizer={optimizer.name} {reason}",
-            f"optimizer={catalog.nearest_optimizer(optimizer, strategy)}, or {instead}",
-            [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None],
-        )
+        other_optimizer = f"optimizer={catalog.nearest_optimizer(optimizer, strategy)}"
+        instead = f"{other_optimizer}, or strategy={takes} with optimizer={optimizer.name}"
+        allowed = [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None]
+        yield refusal("optimizer", f"optimizer={optimizer.name} {reason}", instead, allowed)
     if not engine.runs(strategy.name):
         runs = " and ".join(f"strategy={name}" for name in engine.strategies)
-        yield refusal(
-            "engine",
-            f"engine={engine.name} runs {runs} here, not strategy={strategy.name}",
-            f"engine={engine.fallback} with strategy={strategy.name}, or strategy={engine.strategies[-1]}",
-        )
+        instead = f"engine={engine.fallback} with strategy={strategy.name}, or strategy={engine.strategies[-1]}"
+        yield refusal("engine", f"engine={engine.name} runs {runs} here, not strategy={strategy.name}", instead)
     if mode != "off" and not strategy.compiles:
         reason = "moves weights or activations between the layers of a forward"
         works = catalog.nearest_strategy(strategy, lambda other: other.compiles)
@@ -310,12 +292,9 @@ def _model_sizes(facts: Facts) -> Refusals:
     vocab = config.get("vocab_size")
     trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:
-        yield refusal(
-            "model.vocab_size",
-            f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}",
-            f"model.vocab_size={SMALLEST_VOCAB}, or data.kind=random",
-            [f"{SMALLEST_VOCAB} or more"],
-        )
+        sentence = f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}"
+        instead = f"model.vocab_size={SMALLEST_VOCAB}, or data.kind=random"
+        yield refusal("model.vocab_size", sentence, instead, [f"{SMALLEST_VOCAB} or more"])
     _, width = first_size(config, "hidden_size", "n_embd")
     field, heads = first_size(config, "num_attention_heads", "n_head")
     if width and heads and not config.get("head_dim") and width % heads:
@@ -335,10 +314,9 @@ def _pipeline(facts: Facts) -> Refusals:
         sentence = f"{cuts} {', '.join(catalog.PIPELINE_OBJECTIVES)} into stages, and the model is {family}"
         yield refusal("strategy", sentence, "strategy=ddp or strategy=fsdp")
     elif isinstance(family, str) and objective not in catalog.PIPELINE_OBJECTIVES[family]:
-        objectives = (
-            f"data.objective={' or '.join(catalog.PIPELINE_OBJECTIVES[family])}, not for data.objective={objective}"
-        )
-        yield refusal("strategy", f"{cuts} {family} into stages for {objectives}", "strategy=ddp")
+        objectives = f"data.objective={' or '.join(catalog.PIPELINE_OBJECTIVES[family])}"
+        sentence = f"{cuts} {family} into stages for {objectives}, not for data.objective={objective}"
+        yield refusal("strategy", sentence, "strategy=ddp")
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     stages = degree * catalog.SCHEDULES[schedule].stages_per_rank
     field, layers = first_size(facts.config, "num_hidden_layers", "n_layer")

@@ -16,14 +16,8 @@ KnobValue = int | float | str | None
 
 BYTE_UNITS = {
     "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
+    **{unit: 1000**power for power, unit in enumerate(("kB", "MB", "GB", "TB"), 1)},
+    **{unit: 1024**power for power, unit in enumerate(("KiB", "MiB", "GiB", "TiB"), 1)},
 }
 UNIT_SPELLINGS = {
     **{unit.lower(): unit for unit in BYTE_UNITS},
@@ -56,11 +50,10 @@ class Choice(msgspec.Struct, frozen=True):
             parts = word.split("+")
             reordered = next((option for option in self.options if sorted(option.split("+")) == sorted(parts)), None)
             are_values = reordered is None and len(parts) > 1 and all(part in self.options for part in parts)
-            raise UserError(
-                f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values",
-                allowed=self.options,
-                nearest=reordered or nearest(word, self.options),
+            message = (
+                f"{' and '.join(parts)} do not work together" if are_values else f"{word!r} is not one of its values"
             )
+            raise UserError(message, allowed=self.options, nearest=reordered or nearest(word, self.options))
         return word
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
@@ -270,7 +263,10 @@ def whole_number(knobs: Mapping[str, Any], name: str) -> int:
 
 
 class Equivalent(msgspec.Struct, frozen=True):
-    """Names of the same setting in other tools; empty where a tool has none."""
+    """Names of the same setting in other tools, joined by ` / ` where it is made up of several; empty without one.
+
+    Dots join a key of DeepSpeed's JSON to the sections before it.
+    """
 
     training_args: str = ""
     accelerate: str = ""
@@ -281,16 +277,6 @@ class Equivalent(msgspec.Struct, frozen=True):
     def trainer_fields(self) -> tuple[str, ...]:
         """The fields of TrainingArguments that make up the setting; empty for a variable or prose."""
         return tuple(name for name in self.training_args.split(" / ") if name.isidentifier() and name.islower())
-
-    @property
-    def trainer_field(self) -> str | None:
-        """The one field of TrainingArguments that is the setting; None for several fields or none."""
-        return self.trainer_fields[0] if len(self.trainer_fields) == 1 else None
-
-    @property
-    def deepspeed_keys(self) -> tuple[str, ...]:
-        """The keys of DeepSpeed's JSON that make up the setting, each with its sections before it, joined by dots."""
-        return tuple(key for key in self.deepspeed.split(" / ") if key)
 
 
 class Knob(msgspec.Struct, frozen=True):
@@ -306,8 +292,8 @@ class Knob(msgspec.Struct, frozen=True):
     same_as: Equivalent = msgspec.field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
     """The strategies that obey the knob; empty for all."""
-    equivalent_values: tuple[KnobValue, ...] | Literal["all"] = ()
-    """The values that train the same at one global batch."""
+    equivalent_values: tuple[KnobValue, ...] | Literal["all"] = "all"
+    """The values that train the same at one global batch; empty if no two do."""
     changes_in_warm_process: bool = False
     """True if a warm process can turn it, except to or from one of `needs_new_process_for`."""
     needs_new_process_for: tuple[KnobValue, ...] = ()
@@ -324,11 +310,6 @@ class Knob(msgspec.Struct, frozen=True):
         if self.equivalent_values:
             return f"{', '.join(map(str, self.equivalent_values))} train alike; another value trains differently"
         return "another value trains differently"
-
-    @property
-    def has_equivalent_values(self) -> bool:
-        """True if some values train the same, so that the knob changes speed and memory alone."""
-        return bool(self.equivalent_values)
 
     def keeps_training(self, before: KnobValue, after: KnobValue) -> bool:
         """True if `after` trains the same as `before` at one global batch."""
@@ -347,12 +328,8 @@ class Knob(msgspec.Struct, frozen=True):
         try:
             return self.values.read(raw)
         except UserError as error:
-            raise UserError(
-                f"{self.name}: {error.message}",
-                key=self.name,
-                allowed=error.allowed or [self.values.describe()],
-                nearest=error.nearest,
-            ) from None
+            message, allowed = f"{self.name}: {error.message}", error.allowed or [self.values.describe()]
+            raise UserError(message, key=self.name, allowed=allowed, nearest=error.nearest) from None
 
     def turn(
         self, current: KnobValue, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()
@@ -370,7 +347,3 @@ class Knob(msgspec.Struct, frozen=True):
             return str(value)
         short_text = f"{value:g}"
         return short_text if float(short_text) == value else repr(value)
-
-    def toml_value(self, value: KnobValue) -> KnobValue:
-        """A value as a preset has it: TOML has no null."""
-        return self.text_of(value) if value is None else value

@@ -74,7 +74,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="larger batches fill the device until it is full, then throughput stays flat",
         memory="activations grow in proportion",
         same_as=Equivalent("per_device_train_batch_size", "DataLoader(batch_size)", "train_micro_batch_size_per_gpu"),
-        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=POWERS_OF_TWO,
     ),
@@ -88,7 +87,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
         memory="a large global batch at the memory of one micro-batch; gradients stay between micro-batches",
         same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
-        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=POWERS_OF_TWO,
     ),
@@ -101,6 +99,7 @@ KNOBS: tuple[Knob, ...] = (
         speed="attention costs grow with the square, everything else in proportion",
         memory="activations grow in proportion (with the square for eager attention)",
         same_as=Equivalent("max_seq_length (of the data)", "", ""),
+        equivalent_values=(),
     ),
     Knob(
         "checkpointing",
@@ -111,7 +110,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="full recomputes each layer: about 20-30 % slower",
         memory="activations shrink to one layer plus the boundaries between layers",
         same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
-        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=("off", "full"),
     ),
@@ -138,7 +136,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="sdpa is faster than eager, more so on long sequences",
         memory="eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
-        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=("auto", "eager", "flash"),
     ),
@@ -153,7 +150,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="up to about 2x once compiled; the first step takes tens of seconds",
         memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),
-        equivalent_values="all",
         search_values=("off", "default"),
     ),
     Knob(
@@ -165,7 +161,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="hides loading behind compute; more than the data needs does not help",
         memory="each keeps prefetch batches in host memory",
         same_as=Equivalent("dataloader_num_workers", "DataLoader(num_workers)", ""),
-        equivalent_values="all",
         changes_in_warm_process=True,
         search_values=(0, 2, 8),
     ),
@@ -179,7 +174,6 @@ KNOBS: tuple[Knob, ...] = (
         memory="the batches in flight, in host memory",
         same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
         min_gpus=1,
-        equivalent_values="all",
         search_values=ON_OFF,
     ),
     Knob(
@@ -191,7 +185,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="smooths uneven loading times",
         memory="workers x prefetch batches in host memory",
         same_as=Equivalent("dataloader_prefetch_factor", "DataLoader(prefetch_factor)", ""),
-        equivalent_values="all",
         changes_in_warm_process=True,
     ),
     Knob(
@@ -203,7 +196,6 @@ KNOBS: tuple[Knob, ...] = (
         speed=_joined_help("", STRATEGIES, "speed"),
         memory=_joined_help("On each of N devices.", STRATEGIES, "memory"),
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
-        equivalent_values="all",
         search_values=("single", "ddp", "fsdp", "zero2"),
     ),
     Knob(
@@ -219,7 +211,6 @@ KNOBS: tuple[Knob, ...] = (
         memory="weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on"
         " each",
         only_with=strategies_obeying("tp_degree"),
-        equivalent_values="all",
     ),
     Knob(
         "pp_degree",
@@ -233,7 +224,6 @@ KNOBS: tuple[Knob, ...] = (
         memory="weights, gradients and states divided by the degree; the first stage has the embedding, the last the"
         " head",
         only_with=strategies_obeying("pp_degree"),
-        equivalent_values="all",
     ),
     Knob(
         "pp_schedule",
@@ -245,7 +235,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         memory="gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
         only_with=strategies_obeying("pp_schedule"),
-        equivalent_values="all",
     ),
     Knob(
         "micro_batches",
@@ -257,7 +246,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="more chunks shrink the bubble until each is too small to fill the device",
         memory="gpipe keeps the activations of all of them",
         only_with=strategies_obeying("micro_batches"),
-        equivalent_values="all",
     ),
     Knob(
         "reshard",
@@ -268,7 +256,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="off saves one all-gather a block: two thirds of on's traffic",
         memory="off keeps the whole model's weights from the forward to the backward",
         only_with=strategies_obeying("reshard"),
-        equivalent_values="all",
     ),
     Knob(
         "offload_path",
@@ -281,7 +268,6 @@ KNOBS: tuple[Knob, ...] = (
         memory="states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
         only_with=strategies_obeying("offload_path"),
-        equivalent_values="all",
     ),
     Knob(
         "devices",
@@ -295,7 +281,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="",
         memory="",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
-        equivalent_values="all",
     ),
     Knob(
         "p2p",
@@ -306,7 +291,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="off shows what the link is worth",
         same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
         min_gpus=2,
-        equivalent_values="all",
     ),
     Knob(
         "memory_limit",
@@ -318,7 +302,6 @@ KNOBS: tuple[Knob, ...] = (
         speed="on a CPU up to half: memory is measured in every step; on a GPU none until the limit is near, where the"
         " allocator retries",
         memory="what does not fit ends as out of memory",
-        equivalent_values="all",
     ),
     Knob(
         "engine",
@@ -327,7 +310,6 @@ KNOBS: tuple[Knob, ...] = (
         group="compute",
         what=_joined_help("Library that runs the training loop.", ENGINES, "what"),
         speed=_joined_help("", ENGINES, "speed"),
-        equivalent_values="all",
     ),
     Knob(
         "lr",
@@ -336,6 +318,7 @@ KNOBS: tuple[Knob, ...] = (
         group="optimization",
         what="Learning rate. With a global batch k times as large, the linear rule makes it k times as large.",
         same_as=Equivalent("learning_rate", "optimizer(lr)", "optimizer.params.lr"),
+        equivalent_values=(),
     ),
     Knob(
         "lr_schedule",
@@ -344,6 +327,7 @@ KNOBS: tuple[Knob, ...] = (
         group="optimization",
         what="linear lets the rate fall to zero over the steps of the run.",
         same_as=Equivalent("lr_scheduler_type", "get_scheduler", "scheduler.type"),
+        equivalent_values=(),
     ),
     Knob(
         "weight_decay",
@@ -352,6 +336,7 @@ KNOBS: tuple[Knob, ...] = (
         group="optimization",
         what="Decoupled decay of weight matrices; biases and norms are left out.",
         same_as=Equivalent("weight_decay", "optimizer(weight_decay)", "optimizer.params.weight_decay"),
+        equivalent_values=(),
     ),
     Knob(
         "grad_clip",
@@ -361,6 +346,7 @@ KNOBS: tuple[Knob, ...] = (
         what="Largest gradient norm; 0 is off.",
         speed="one pass over the gradients",
         same_as=Equivalent("max_grad_norm", "clip_grad_norm_", "gradient_clipping"),
+        equivalent_values=(),
     ),
     Knob(
         "seed",
@@ -369,6 +355,7 @@ KNOBS: tuple[Knob, ...] = (
         group="optimization",
         what="Seed of the weights, the order of samples and the masks.",
         same_as=Equivalent("seed", "set_seed", ""),
+        equivalent_values=(),
     ),
     Knob(
         "steps",
@@ -377,6 +364,7 @@ KNOBS: tuple[Knob, ...] = (
         group="run",
         what="Optimizer steps in total, the timing warm-up among them.",
         same_as=Equivalent("max_steps", "", ""),
+        equivalent_values=(),
     ),
     Knob(
         "timing_warmup",
@@ -384,7 +372,6 @@ KNOBS: tuple[Knob, ...] = (
         default=3,
         group="run",
         what="First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
-        equivalent_values="all",
     ),
     Knob(
         "watch",
@@ -392,7 +379,6 @@ KNOBS: tuple[Knob, ...] = (
         default=None,
         group="run",
         what="NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
-        equivalent_values="all",
         min_gpus=1,
     ),
 )
@@ -403,12 +389,9 @@ KNOBS_BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 def knob(name: str) -> Knob:
     """The entry of that name. Raises UserError with the nearest name."""
     if name not in KNOBS_BY_NAME:
-        raise UserError(
-            f"there is no knob {name!r}",
-            key=name,
-            allowed=None if nearest(name, KNOBS_BY_NAME) else KNOBS_BY_NAME,
-            nearest=nearest(name, KNOBS_BY_NAME),
-        )
+        similar = nearest(name, KNOBS_BY_NAME)
+        allowed = None if similar else KNOBS_BY_NAME
+        raise UserError(f"there is no knob {name!r}", key=name, allowed=allowed, nearest=similar)
     return KNOBS_BY_NAME[name]
 
 
@@ -429,20 +412,19 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
     for entry in KNOBS:
         if entry.name not in knobs:
             continue
-        field, value = entry.same_as.trainer_field, knobs[entry.name]
+        names, value = entry.same_as.trainer_fields, knobs[entry.name]
         if entry.name == "precision":
             fields |= {name: value == name for name in ("bf16", "fp16", "tf32")}
         elif entry.name == "compile":
             fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": compile_mode(knobs)}
-        elif field is None or (entry.name == "prefetch" and not knobs.get("workers")):
+        elif len(names) != 1 or (entry.name == "prefetch" and not knobs.get("workers")):
             continue
         elif entry.name == "optimizer":
-            fields |= _trainer_optimizer(field, OPTIMIZERS[str(value)])
+            fields |= _trainer_optimizer(names[0], OPTIMIZERS[str(value)])
         else:
             # Switches are booleans there, and so is full checkpointing.
-            fields[field] = (
-                {"on": True, "off": False, "full": True}.get(value, value) if isinstance(value, str) else value
-            )
+            switches = {"on": True, "off": False, "full": True}
+            fields[names[0]] = switches.get(value, value) if isinstance(value, str) else value
     return fields
 
 
@@ -504,10 +486,8 @@ def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
         name, values = split_setting(text, "--vary", "knob=a,b,c")
         entry = knob(name)
         if name in varied:
-            earlier_values = ",".join(map(entry.text_of, varied[name]))
-            raise UserError(
-                f"--vary {name} is given twice", key=name, advice=f"--vary {name}={earlier_values},{values}"
-            )
+            every_value = ",".join([*map(entry.text_of, varied[name]), values])
+            raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={every_value}")
         if not values.strip(" ,"):
             raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
         varied[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))

@@ -50,11 +50,6 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
         return self.compute_bytes < DTYPE_BYTES["float32"]
 
     @property
-    def uses_tensor_cores(self) -> bool:
-        """True if tensor cores compute the matrix products: in every format but plain fp32."""
-        return self.peak != "fp32"
-
-    @property
     def is_mixed(self) -> bool:
         """True if the weights are cast for the matrix products."""
         return self.param_dtype != self.compute_dtype

@@ -156,12 +156,8 @@ def _load_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Preset:
         preset = _merged(parent, preset, has_title="title" in raw)
     ids = [row.id for row in preset.variants]
     if preset.baseline is not None and preset.baseline not in ids:
-        raise source.error_at(
-            ("baseline",),
-            f"baseline {preset.baseline!r} is not a variant",
-            allowed=ids,
-            nearest=nearest(preset.baseline, ids),
-        )
+        message, similar = f"baseline {preset.baseline!r} is not a variant", nearest(preset.baseline, ids)
+        raise source.error_at(("baseline",), message, ids, similar)
     return preset
 
 
@@ -207,11 +203,8 @@ def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, *, needs_sou
     model = source.table(raw, "model", at)
     sources = [key for key in model if key in MODEL_SOURCES]
     if len(sources) > 1 or (needs_source and not sources):
-        raise source.error_at(
-            (*at, "model") if len(sources) < 2 else (*at, "model", sources[1]),
-            f"[model] needs exactly one of hub, path, family; it has {' and '.join(sources) or 'none'}",
-            allowed=MODEL_SOURCES,
-        )
+        message = f"[model] needs exactly one of hub, path, family; it has {' and '.join(sources) or 'none'}"
+        raise source.error_at((*at, "model", *sources[1:2]), message, allowed=MODEL_SOURCES)
     for key, value in model.items():
         with source.locating(*at, "model", key):
             read_model_field(key, value)
@@ -263,9 +256,8 @@ def _unrecordable(value: object) -> str | None:
 def read_data_field(key: str, value: object) -> object:
     """One field of `[data]`, checked; raises UserError naming `data.KEY`."""
     if key not in DATA_KEYS:
-        raise UserError(
-            f"there is no data field {key!r}", key=f"data.{key}", allowed=DATA_KEYS, nearest=nearest(key, DATA_KEYS)
-        )
+        message, similar = f"there is no data field {key!r}", nearest(key, DATA_KEYS)
+        raise UserError(message, key=f"data.{key}", allowed=DATA_KEYS, nearest=similar)
     if key == "paths":
         paths = [value] if isinstance(value, str) else value
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
@@ -275,9 +267,8 @@ def read_data_field(key: str, value: object) -> object:
         raise UserError(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
     options = {"kind": DATA_KINDS, "objective": TRAINING_OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
     if options and value not in options:
-        raise UserError(
-            f"data.{key} {value!r} is not known", key=f"data.{key}", allowed=options, nearest=nearest(value, options)
-        )
+        message, similar = f"data.{key} {value!r} is not known", nearest(value, options)
+        raise UserError(message, key=f"data.{key}", allowed=options, nearest=similar)
     return value
 
 

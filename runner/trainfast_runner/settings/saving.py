@@ -69,11 +69,8 @@ def preset_text(
 def new_preset_path(name: str, *, overwrite: bool) -> Path:
     """The file of a new preset of the user's. Raises UserError as `save_preset` does for its name."""
     if not PRESET_NAME.fullmatch(name) or name.endswith(".toml"):
-        raise UserError(
-            f"{name!r} cannot name a preset",
-            key="name",
-            allowed=["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"],
-        )
+        allowed = ["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"]
+        raise UserError(f"{name!r} cannot name a preset", key="name", allowed=allowed)
     path = presets.user_directory() / f"{name}.toml"
     message = None
     if path.exists():
@@ -123,7 +120,8 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
         if name in reasons:
             words.comment(comments([reasons[name]])[0])
         by_knob.append(name, words)
-    knobs = {name: knob(name).toml_value(value) for name, value in preset.knobs.items()}
+    # TOML has no null.
+    knobs = {name: knob(name).text_of(None) if value is None else value for name, value in preset.knobs.items()}
     document = tomlkit.document()
     document.update({"schema": SCHEMA, "title": preset.title, "script": script, "knobs": knobs})
     return escaped(tomlkit.dumps(document))

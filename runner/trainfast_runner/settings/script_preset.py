@@ -357,7 +357,9 @@ def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
         named_flags = [(flag, word) for flag in flags for word in flag.names if _bare_name(word) == name]
-        training_flags = [(flag, word) for flag, word in named_flags if NOT_TRAINING_WORDS.isdisjoint(_parts(word))]
+        training_flags = [
+            named for named in named_flags if NOT_TRAINING_WORDS.isdisjoint(re.split(r"[-_.]", named[1].lower()))
+        ]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
             training_flags, key=lambda named: ("train" not in named[1], not named[1].startswith("--"), len(named[1]))
@@ -367,11 +369,6 @@ def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[
 def _bare_name(word: str) -> str:
     """A flag's name without dashes and, of a configuration, without the groups around it."""
     return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
-
-
-def _parts(word: str) -> list[str]:
-    """The words that a flag's name is made of."""
-    return re.split(r"[-_.]", word.lstrip("-").lower())
 
 
 def _flag_words(flag: Flag, word: str) -> str:
@@ -462,9 +459,8 @@ def _words_by_value(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, s
     for part in typed.split(", "):
         value, colon, words = part.partition(":")
         if not colon:
-            raise UserError(
-                f"{part!r} in {typed!r} is not VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'"
-            )
+            advice = f"'{part.strip()}: {NOTHING}'"
+            raise UserError(f"{part!r} in {typed!r} is not VALUE: FLAG", key=name, advice=advice)
         words = "" if words.strip() == NOTHING else words.strip()
         for first in split_words(words, name)[:1]:
             _flag_of(first.partition("=")[0], flags)

@@ -120,9 +120,6 @@ def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) ->
         if reason is None and name == "precision" and taken and value not in (None, *taken):
             reason = f"without a flag {framework} takes only precision {', '.join(taken)}, not {value}"
         if reason is not None:
-            raise UserError(
-                f"{name} cannot reach the script: {reason}",
-                key=name,
-                advice=f"a flag for {name}",
-                option=f"presets new NAME --map {name}=--FLAG -- COMMAND",
-            )
+            message, advice = f"{name} cannot reach the script: {reason}", f"a flag for {name}"
+            option = f"presets new NAME --map {name}=--FLAG -- COMMAND"
+            raise UserError(message, key=name, advice=advice, option=option)

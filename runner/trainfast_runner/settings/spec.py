@@ -52,15 +52,8 @@ class RunSpec:
 
     def record_fields(self) -> dict[str, Any]:
         """The fields of its `RecordedSpec`, by name."""
-        return {
-            "preset": self.preset,
-            "variant": self.variant,
-            "title": self.title,
-            "model": self.model,
-            "data": self.data,
-            "knobs": dict(self.knobs),
-            "overrides": list(self.overrides),
-        }
+        fields = {name: getattr(self, name) for name in RecordedSpec.__struct_fields__}
+        return fields | {"knobs": dict(self.knobs), "overrides": list(self.overrides)}
 
 
 def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
@@ -123,12 +116,8 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         if name == "paths" and "data.kind" not in spec.overrides and data["kind"] != "jpeg":
             data["kind"] = "files"
     elif dot:
-        raise UserError(
-            f"there is no section {section!r}",
-            key=key,
-            allowed=["KNOB", "model.FIELD", "data.FIELD"],
-            nearest=nearest(section, ["model", "data"]),
-        )
+        allowed, similar = ["KNOB", "model.FIELD", "data.FIELD"], nearest(section, ["model", "data"])
+        raise UserError(f"there is no section {section!r}", key=key, allowed=allowed, nearest=similar)
     else:
         knobs[key] = knob(key).read(value.strip())
     overrides = tuple(dict.fromkeys((*spec.overrides, key)))
@@ -180,9 +169,8 @@ def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
     """The catalog's entry. Raises UserError for a strategy of another version."""
     name = str(knobs["strategy"])
     if name not in STRATEGIES:
-        raise UserError(
-            f"strategy {name!r} of the run is unknown to this version", key="strategy", allowed=list(STRATEGIES)
-        )
+        message = f"strategy {name!r} of the run is unknown to this version"
+        raise UserError(message, key="strategy", allowed=STRATEGIES)
     return STRATEGIES[name]
 
 

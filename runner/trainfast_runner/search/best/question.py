@@ -619,7 +619,7 @@ def vary_of(
     left_alone: dict[str, str] = {}
     for entry in entries:
         present_value = survey.spec.knobs[entry.name]
-        if not entry.has_equivalent_values:
+        if not entry.equivalent_values:
             left_alone[entry.name] = entry.training
         elif not all(entry.keeps_training(present_value, value) for value in entry.search_values):
             left_alone[entry.name] = f"{entry.text_of(present_value)} trains differently from its other values"
