@@ -261,9 +261,10 @@ class WarmPythons:
             python = standby or self._answering(executable, variables)
             try:
                 for answer in python.ask_each(requests, cancelled, devices, task):
-                    if answer.get("request") not in answered:
+                    number = answer.get("request")
+                    if number not in answered:
+                        answered |= set() if number is None else {number}
                         yield answer
-                    answered |= {answer["request"]} if "request" in answer else set()
             except UserError:
                 if python is not standby:
                     raise
