@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from benchmarks.meter import Json, cli, options, settings_of
+from benchmarks.meter import cli, options, settings_of
 
 STEPS_A_TRIAL = 2
 MAX_PROBES, MAX_OOMS = 6, 1
@@ -65,19 +65,16 @@ def line(model: str, proof_steps: int) -> tuple[str, bool]:
             return f"{model}: no answer: {report.get('error') or report.get('reason')}", False
         answer = report["max_batch"]
         largest = maximum(lambda size: end(size) == "finished", answer)
-        exact = end(answer) == "finished" and end(_next_that_decides(report)) == "oom"
+        fixed, per_sample = report["model"]["fixed_bytes"], report["model"]["bytes_per_sample"]
+        tolerance_bytes = max(TOLERANCE_SHARE * (fixed + per_sample * answer), TOLERANCE_BYTES)
+        # The smallest size that needs max(3 %, 48 MiB) more than our maximum decides.
+        beyond = int(answer + math.ceil(tolerance_bytes / per_sample))
+        exact = end(answer) == "finished" and end(beyond) == "oom"
     outcomes = [probe["outcome"] for probe in report["probes"] if probe["outcome"] != "void"]
     ooms = outcomes.count("oom")
     held = exact and len(outcomes) <= MAX_PROBES and ooms <= MAX_OOMS
     found = f"{answer} of {largest}, {'exact' if exact else 'NOT EXACT'}; {len(outcomes)} sizes, {ooms} out of memory"
     return f"{model}: {found}; {seconds:.1f} s{'' if held else '; NOT HELD'}", held
-
-
-def _next_that_decides(report: Json) -> int:
-    """The smallest size that needs max(3 %, 48 MiB) more than our maximum."""
-    fixed, per_sample = report["model"]["fixed_bytes"], report["model"]["bytes_per_sample"]
-    need = fixed + per_sample * report["max_batch"]
-    return int(report["max_batch"] + math.ceil(max(TOLERANCE_SHARE * need, TOLERANCE_BYTES) / per_sample))
 
 
 def main() -> int:

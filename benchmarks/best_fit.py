@@ -38,10 +38,8 @@ def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int) -> l
     sizes = [len(terrain.truth) for terrain in terrains]
     shares = [one.leader_s / cold_grid_s(terrain) for one, terrain in zip(replays, terrains, strict=True)]
     # A search that found nothing has lost everything.
-    regrets = [
-        1.0 if one.answer is None else regret(terrain, one.answer)
-        for one, terrain in zip(replays, terrains, strict=True)
-    ]
+    answers = [(terrain, one.answer) for one, terrain in zip(replays, terrains, strict=True)]
+    regrets = [1.0 if answer is None else regret(terrain, answer) for terrain, answer in answers]
     leader_s, answer_s = (statistics.fmean(getattr(one, of) for one in replays) for of in ("leader_s", "seconds"))
     means = {role: statistics.fmean(one.cold[role] for one in replays) for role in replays[0].cold}
     runs = ", ".join(f"{role} {mean:.1f}" for role, mean in means.items() if mean)
@@ -96,14 +94,9 @@ def launch_bound_rows(seeds: int) -> list[Row]:
     needed = math.ceil(MIN_LAUNCH_BOUND * seeds)
     cold_s, standby_s = (process_starts_s(LaunchBound(0, start_s)) for start_s in (13.0, 3.0))
     share = 100 * standby_s / cold_s
+    counts = {f"{LAUNCH_BOUND_GAIN} x in {LAUNCH_BOUND_S:.0f} s": close, "compile among three processes": first}
     return [
-        (
-            f"launch-bound GPU: {LAUNCH_BOUND_GAIN} x in {LAUNCH_BOUND_S:.0f} s",
-            f"{close} of {seeds}",
-            f">= {needed}",
-            close >= needed,
-        ),
-        ("launch-bound GPU: compile among three processes", f"{first} of {seeds}", f">= {needed}", first >= needed),
+        *((f"launch-bound GPU: {of}", f"{n} of {seeds}", f">= {needed}", n >= needed) for of, n in counts.items()),
         at_most("six processes from a standby, of their cold start-up", share, 35, "%"),
     ]
 

@@ -14,6 +14,8 @@ from trainfast_runner.search.best_journal import BestAnswer, BestLine, BestQuest
 
 MAX_DECISIONS = 1000
 COLD_WARMUP = 3
+SWITCH_S = 0.3
+"""Seconds to turn the warm knobs to a candidate's, where none were recorded."""
 
 
 @dataclass
@@ -83,18 +85,19 @@ class FakeConductor:
         number = decision.step.candidate_number
         assert number is not None
         candidate = self.terrain.space.candidates[number]
-        warm = not decision.needs_new_process
-        if decision.needs_new_process or self._process is None:
-            warm = False
-            self._process = self.terrain.process(number, self.seed)
+        process = None if decision.needs_new_process else self._process
+        warm = process is not None
+        if process is None:
+            self._process = process = self.terrain.process(number, self.seed)
             self.run_id, start_s = f"visit-{len(self.lines)}", self._process.start_s
             self.lines.append(ProcessReady(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
             self.spent_s += start_s
         assert self.run_id is not None
         began_s = self.spent_s
         if warm:
-            self.spent_s += self._process.switch_s(number)
-        steps = self._process.steps(number)
+            # The first switch to a candidate may have been recorded.
+            self.spent_s += process.switches_s.get(number, SWITCH_S)
+        steps = process.steps(number)
         self.spent_s += sum(next(steps) for _ in range(UNTIMED)) / 1000
         taken: list[float] = []
         while (verdict := decision.step_rule.judge(taken)) == "more":

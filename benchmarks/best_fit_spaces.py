@@ -38,10 +38,6 @@ class Process:
     """The timed steps of a candidate in ms, without end."""
     switches_s: Mapping[int, float] = field(default_factory=dict)
 
-    def switch_s(self, candidate: int) -> float:
-        """Seconds to turn the warm knobs to a candidate's."""
-        return self.switches_s.get(candidate, 0.3)
-
 
 class Terrain(Protocol):
     """A space whose figures are known: `truth` is the ln samples/s of each candidate that can be the answer."""
@@ -115,7 +111,12 @@ class Synthetic:
             knobs["grad_accum"] = self._global_batch // knobs["batch_size"]
             truth.append(-math.log(sum(self._sample_parts_s(knobs))) + self._small_terms(knobs, draw))
             candidates.append(candidate_of(knobs, self._global_batch, self._traced_s(knobs)))
-        needed = [self._bytes(candidate.knobs) for candidate in candidates]
+        needed = []
+        for candidate in candidates:
+            batch_size: Any = candidate.knobs["batch_size"]
+            per_sample = 0.3 if candidate.knobs["checkpointing"] == "full" else 1.0
+            per_sample *= 0.6 if candidate.knobs["precision"] == "bf16" else 1.0
+            needed.append(int(2**20 * (500 + 40 * batch_size * per_sample)))
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
             out = "too_large" if size > limit else None
@@ -198,10 +199,6 @@ class Synthetic:
                 self._pairs[key] = draw.gauss(0, 0.01 / math.sqrt(5))
             total += self._pairs[key]
         return total
-
-    def _bytes(self, knobs: Mapping[str, Any]) -> int:
-        per_sample = (0.3 if knobs["checkpointing"] == "full" else 1.0) * (0.6 if knobs["precision"] == "bf16" else 1.0)
-        return int(2**20 * (500 + 40 * knobs["batch_size"] * per_sample))
 
 
 GPU_MS = {"bf16": 15.0, "fp32": 45.0, "tf32": 24.0}

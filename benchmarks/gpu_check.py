@@ -134,8 +134,11 @@ def run_all(session: Session, checks: Sequence[Check]) -> int:
 def run_check(session: Session, check: Check) -> Json:
     """Run one check in an empty home; return its row."""
     row: Json = {"check": check.name, "command": check.words, "alone": check.alone}
-    if (reason := why_left_out(check, session.gpus)) is not None:
-        return row | {"ok": True, "left_out": reason}
+    if check.needs and version(check.needs) is None:
+        return row | {"ok": True, "left_out": f"{check.needs} is not installed"}
+    if session.gpus < check.gpus:
+        here = "is 1" if session.gpus == 1 else f"are {session.gpus}"
+        return row | {"ok": True, "left_out": f"needs {check.gpus} GPUs, and there {here} here"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         report = run([sys.executable, *check.arguments], session.limit_s, {"TRAINFAST_HOME": home}, session.stopped)
     judged = judge(check, report)
@@ -146,7 +149,11 @@ def run_check(session: Session, check: Check) -> Json:
         row["lines"] = report["lines"]
     else:
         row |= {name: output[name] for name in KEPT if name in output} if "run_id" in output else {"result": output}
-    return row if held else row | {"error": _what_went_wrong(check, report)}
+    if report["exit_code"] != check.expect:
+        output = output or {}
+        message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["errors"][-1:])
+        row["error"] = f"exit code {report['exit_code']}, not {check.expect}: {str(message)[:200]}"
+    return row
 
 
 def judge(check: Check, report: Json) -> list[Row]:
@@ -199,15 +206,6 @@ def speed_row(rows: Sequence[Json]) -> Row | None:
     return "run against a plain loop", text, f">= {SPEED_AT_LEAST}", ours / plain >= SPEED_AT_LEAST
 
 
-def why_left_out(check: Check, gpus: int) -> str | None:
-    """Why a check cannot run here: a package or GPUs that it needs; None where it can."""
-    if check.needs and version(check.needs) is None:
-        return f"{check.needs} is not installed"
-    if gpus < check.gpus:
-        return f"needs {check.gpus} GPUs, and there {'is 1' if gpus == 1 else f'are {gpus}'} here"
-    return None
-
-
 def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str], stopped: threading.Event) -> Json:
     """Run a command in a session of its own until it ends, the limit is reached or `stopped` is set."""
     began_s = time.monotonic()
@@ -225,11 +223,15 @@ def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str], st
             if stopped.is_set() or time.monotonic() - began_s > ladder[0][0]:
                 timed_out = True
                 os.killpg(process.pid, signal.SIGKILL if len(ladder) == 1 else ladder.pop(0)[1])
+    ended_s, output = time.time(), None
+    with contextlib.suppress(ValueError):
+        output = json.loads("".join(out.splitlines()[-1:]))
     return {
         "exit_code": "timeout" if timed_out else process.returncode,
-        "ended_s": time.time(),
+        "ended_s": ended_s,
         "wall_seconds": round(time.monotonic() - began_s, 1),
-        "output": _as_json(out),
+        # The object that the last line holds.
+        "output": output if isinstance(output, dict) else None,
         "lines": out.splitlines()[-TAIL_LINES:],
         "errors": err.splitlines()[-TAIL_LINES:],
     }
@@ -317,23 +319,6 @@ def version(package: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None
-
-
-def _as_json(text: str) -> Json | None:
-    """The object that the last line holds, or None."""
-    try:
-        answer = json.loads("".join(text.splitlines()[-1:]))
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def _what_went_wrong(check: Check, report: Json) -> str:
-    if report["exit_code"] == check.expect:
-        return ""
-    output = report["output"] or {}
-    message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["errors"][-1:])
-    return f"exit code {report['exit_code']}, not {check.expect}: {str(message)[:200]}"
 
 
 if __name__ == "__main__":

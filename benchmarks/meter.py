@@ -322,17 +322,13 @@ def live_run(environment: Mapping[str, str], settings: Sequence[str], steps: int
             subprocess.run([*app(), "stop", directory.name, "--now"], env=environment, capture_output=True, check=False)
 
 
-def _timed_key(text: str) -> tuple[float, str]:
-    at, _, key = text.partition(":")
-    return float(at), key.encode().decode("unicode_escape")
-
-
 def main() -> int:
     """The command line; the exit status."""
     parser = options(__doc__, seconds=10.0, settle=2.0, key=[], json=False)
     parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
     asked = parser.parse_args()
-    keys = [_timed_key(text) for text in asked.key]
+    timed = (text.partition(":") for text in asked.key)
+    keys = [(float(at), key.encode().decode("unicode_escape")) for at, _, key in timed]
     try:
         seen = measure(asked.command, seconds=asked.seconds, settle=asked.settle, keys=keys)
     except Ended as error:

@@ -86,7 +86,7 @@ def throttled_on_and_off(folder: Path, gpus: int = GPUS) -> dict[str, str]:
 
 
 class TimedLibrary:
-    """The loaded library, with the time that is spent in it since it was last asked."""
+    """The loaded library, with the time that is spent in it since `wall_ns` was last set to 0."""
 
     def __init__(self, library: Any) -> None:
         self._library, self.wall_ns = library, 0
@@ -108,11 +108,6 @@ class TimedLibrary:
 
         return timed
 
-    def take_ns(self) -> int:
-        """The time since the last call of this method."""
-        taken, self.wall_ns = self.wall_ns, 0
-        return taken
-
 
 class TimedLog(TelemetryLog):
     """A run's telemetry, which keeps each tick and its cost in ms; after so many `wanted` it is `full`."""
@@ -126,7 +121,8 @@ class TimedLog(TelemetryLog):
     def _write_tick(self, tick: Tick) -> None:
         began_ns = time.monotonic_ns()
         super()._write_tick(tick)
-        record_ms, library_ms = (time.monotonic_ns() - began_ns) * 1e-6, self._library.take_ns() * 1e-6
+        record_ms, library_ms = (time.monotonic_ns() - began_ns) * 1e-6, self._library.wall_ns * 1e-6
+        self._library.wall_ns = 0
         nvml_ms = (tick.nvml_us or 0) * 1e-3
         parts = {"gpus": nvml_ms - library_ms, "host": tick.sample_us * 1e-3 - nvml_ms, "record": record_ms}
         line = len(msgspec.json.encode(tick)) + 1

@@ -131,7 +131,11 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
         return dataclasses.replace(machine, no_gpu_reason=hidden_reason) if readings else machine
     try:
         if not readings:
-            _check_absence(NO_DEVICES if failure is None else failure.sentence)
+            sentence = NO_DEVICES if failure is None else failure.sentence
+            if comes_from_a_driver(sentence):
+                raise UserError(f"NVML does not answer: {sentence}", key="devices", advice=ON_THE_CPU)
+            if (sign := sign_of_a_gpu()) is not None:
+                raise UserError(f"NVML lists no GPU, but {sign}: {sentence}", key="devices", advice=ON_THE_CPU)
             return machine
         gpus = visible_devices(machine.nvml_gpus, environment)
         if all(gpu.mig_mode is True for gpu in gpus):
@@ -146,14 +150,6 @@ def sample_gpus(nvml: Nvml) -> list[DeviceReading]:
     readings, _ = nvml.sample(time.monotonic_ns())
     nvml.close()
     return readings
-
-
-def _check_absence(sentence: str) -> None:
-    """Raise UserError if there is a GPU here that NVML does not give, for the reason in this sentence."""
-    if comes_from_a_driver(sentence):
-        raise UserError(f"NVML does not answer: {sentence}", key="devices", advice=ON_THE_CPU)
-    if (sign := sign_of_a_gpu()) is not None:
-        raise UserError(f"NVML lists no GPU, but {sign}: {sentence}", key="devices", advice=ON_THE_CPU)
 
 
 def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:

@@ -279,15 +279,11 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
             by_reason.setdefault(reason, {})[key] = []
     everyone = [str(gpu.index) for gpu in tick.devices if not gpu.error]
     for reason, readings in by_reason.items():
-        names = [
-            _reading_words(name) + (f" (GPU {', '.join(gpus)})" if gpus and gpus != everyone else "")
-            for name, gpus in readings.items()
-        ]
+        names = []
+        for name, gpus in readings.items():
+            # The name without its unit: `host temperature` for `host.temperature_c`.
+            words = re.sub(r"_(c|w|mj|mhz|percent|bytes|1m)$", "", name).replace(".", " ").replace("_", " ")
+            names.append(words + (f" (GPU {', '.join(gpus)})" if gpus and gpus != everyone else ""))
         yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
     if tick.devices:
         yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
-
-
-def _reading_words(name: str) -> str:
-    """The name of a reading without its unit: `host temperature` for `host.temperature_c`."""
-    return re.sub(r"_(c|w|mj|mhz|percent|bytes|1m)$", "", name).replace(".", " ").replace("_", " ")

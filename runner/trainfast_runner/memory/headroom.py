@@ -79,19 +79,15 @@ def available_memory(
 
 def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
     gpus = chosen_gpus(spec.knobs, machine)
-    if gpus:
-        free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
-        if free:
-            return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
-        # A GPU without a memory reading has none of its own: it shares the host's.
-        if host_free_bytes is None:
-            return None
-        source = f"free on the host, whose memory GPU {gpus[0].index} shares"
-        return AvailableMemory(host_free_bytes // max(1, ranks), source, with_context=True)
+    if free := [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]:
+        return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
     if host_free_bytes is None:
         return None
     source = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return AvailableMemory(host_free_bytes // max(1, ranks), source)
+    if gpus:
+        # A GPU without a memory reading has none of its own: it shares the host's.
+        source = f"free on the host, whose memory GPU {gpus[0].index} shares"
+    return AvailableMemory(host_free_bytes // max(1, ranks), source, with_context=bool(gpus))
 
 
 UNTOUCHED_BYTES = 12 << 20
@@ -161,18 +157,17 @@ def predict_headroom(
         return PredictedFit(predicted, refusal=refusal)
     # RLIMIT_DATA also counts memory outside the trace; a GPU's cap does not.
     needs_margin = model.device == "cpu" and available.from_memory_limit
-    needed_margin_bytes = margin_bytes(model, spec, ranks, predicted) if needs_margin else 0
     max_batch = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes))
-    if needs_margin:
+    if not needs_margin:
+        return PredictedFit(predicted, available, 0, max_batch, refusal)
 
-        def fits(batch: int) -> bool:
-            sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
-            sized_prediction = model.predict(sized, ranks)
-            sized_margin_bytes = margin_bytes(model, sized, ranks, sized_prediction)
-            return PredictedFit(sized_prediction, available, sized_margin_bytes).fits is True
+    def fits(batch: int) -> bool:
+        sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
+        prediction = model.predict(sized, ranks)
+        return PredictedFit(prediction, available, margin_bytes(model, sized, ranks, prediction)).fits is True
 
-        max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
-    return PredictedFit(predicted, available, needed_margin_bytes, max_batch, refusal)
+    max_batch = largest_fitting(fits, max_batch, batch_multiple(spec.knobs))
+    return PredictedFit(predicted, available, margin_bytes(model, spec, ranks, predicted), max_batch, refusal)
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
@@ -301,8 +296,6 @@ def with_prediction(records: RunRecords) -> RunRecords:
     except Exception:
         # A prediction that fails, as with another version's knobs, must not change how the run ends.
         return records
-    if prediction is None:
-        return records
     return replace(records, run=msgspec.structs.replace(run, predicted=prediction))
 
 
@@ -318,9 +311,8 @@ def cached_prediction(
 
     try:
         model = cached_model(spec, device, python)
-        if model is None:
-            return None
-        return model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
+        gpu = next(iter(gpus), None)
+        return None if model is None else model.corrected_for(gpu).predict(spec, world_size)
     except UserError:
         return None
 

@@ -203,11 +203,8 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
         size = "memory" if process.memory_used_bytes is None else mebibytes(process.memory_used_bytes)
         if process.pid is not None:
             others.setdefault(process.pid, f"process {process.pid} held {size} from the start")
-    present: dict[tuple[int | None, int | None], Event] = {}
-    for event in oom_run.events:
-        if event.kind == "foreign_process":
-            present[event.device, event.pid] = event
-    for event in present.values():
+    foreign = [event for event in oom_run.events if event.kind == "foreign_process"]
+    for event in {(event.device, event.pid): event for event in foreign}.values():
         if event.state == "appeared":
             others.setdefault(event.pid or 0, event.detail or f"process {event.pid} appeared")
     yield from others.values()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES, margin_bytes
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
@@ -75,16 +77,12 @@ class FitTarget:
         predicted_bytes, free_bytes = need
         saves = f"predicted peak {compared_size(predicted_bytes)} of {compared_size(self.limit_bytes)}"
         missing_bytes = sum(need) - self.limit_bytes
+        change = OomChange(settings=settings, saves=saves, costs=costs, predicted_bytes=predicted_bytes)
         if missing_bytes <= 0:
-            return OomChange(settings=settings, saves=saves, costs=costs, predicted_bytes=predicted_bytes)
+            return change
         kept = f"{compared_size(free_bytes)} kept free for prediction error"
-        return OomChange(
-            settings=settings,
-            saves=f"{saves}, {compared_size(missing_bytes)} over with {kept}",
-            costs=costs,
-            predicted_bytes=predicted_bytes,
-            missing_bytes=missing_bytes,
-        )
+        saves += f", {compared_size(missing_bytes)} over with {kept}"
+        return msgspec.structs.replace(change, saves=saves, missing_bytes=missing_bytes)
 
     def with_smaller_batch(self, settings: Settings, costs: str) -> list[OomChange]:
         """The settings with the largest batch that fits while accumulation keeps the global batch.
@@ -220,6 +218,8 @@ def knob_changes(
     halves = not precision.has_half_weights and has_bf16
     compiles, by_trainer = knobs["compile"] != "off", knobs["engine"] == "trainer"
     recomputes, pure_costs = knobs["checkpointing"] == "full", f"{bf16_speed}; updates lose precision"
+    seq_len, other_task = int(knobs["seq_len"] or 0), "none; the model trains on shorter sequences"
+    halvings = range(1, (seq_len // MIN_SEQ_LEN).bit_length())
     table: list[tuple[bool, str, str, str, str]] = [
         (knobs["attention"] == "eager", "attention", "auto", "frees all score matrices, by sdpa", "faster"),
         (on_cpu and by_trainer, "engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none"),
@@ -231,7 +231,7 @@ def knob_changes(
         (shrinks, "optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge"),
         (halves, "precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs),
         (not recomputes, "checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower"),
-        *((True, "seq_len", *words) for words in _shorter_sequences(knobs)),
+        *((True, "seq_len", f"{seq_len >> n}", f"activations to {100 / 2**n:.2g} %", other_task) for n in halvings),
     ]
     changes = [
         OomChange(settings={knob: value}, saves=saves, costs=costs)
@@ -260,15 +260,6 @@ def accumulation_that_keeps(knobs: Mapping[str, Any], batch_size: int) -> int | 
     return None if remainder else accumulation
 
 
-def _shorter_sequences(knobs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the value, savings and costs of half of the sequence, a quarter, and so on."""
-    seq_len = int(knobs["seq_len"] or 0)
-    share = 0.5
-    while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
-        yield str(shorter), f"activations to {100 * share:.2g} %", "none; the model trains on shorter sequences"
-        share /= 2
-
-
 def changed_global_batch(share: float) -> str:
     """The cost, in words, of a global batch `share` times as large, where grad_accum cannot restore it."""
     return f"little; the global batch becomes {share:.2g} times as large"
@@ -292,11 +283,9 @@ def settings_to_trace(changes_by_cost: Sequence[OomChange], phase: str | None) -
 
     A smaller batch needs none. The shorter sequences come last.
     """
-    changes = [
-        change.settings for change in useful_first(changes_by_cost, phase) if "batch_size" not in change.settings
-    ]
+    changes = [change.settings for change in useful_first(changes_by_cost, phase)]
     shorter = [settings for settings in changes if "seq_len" in settings]
-    same_task = [settings for settings in changes if "seq_len" not in settings]
+    same_task = [settings for settings in changes if not {"batch_size", "seq_len"} & settings.keys()]
     return [{}, *same_task, combined_settings(changes_by_cost), *shorter]
 
 

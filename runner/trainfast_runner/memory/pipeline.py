@@ -145,9 +145,8 @@ class _RankMemory:
         largest_parameter = max(self._cut.stages[number].largest for number in self._stage_numbers)
         if is_updated_in_loop(self._model, self._knobs, whole_peak[TEMPORARY]):
             # One parameter after the other.
-            peak[TEMPORARY] = (
-                whole_peak[TEMPORARY] * largest_parameter / max(stage.largest for stage in self._cut.stages)
-            )
+            share = largest_parameter / max(stage.largest for stage in self._cut.stages)
+            peak[TEMPORARY] = whole_peak[TEMPORARY] * share
         if float(self._knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
             peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest_parameter)

@@ -64,11 +64,6 @@ def is_updated_in_loop(model: WholeModel, knobs: Mapping[str, Any], temporary_by
     return temporary_bytes <= max(model.before_optimizer[PARAMS] / 2, loop_bytes)
 
 
-def _unshared(share: Share, moment: Moment) -> RankBytes:
-    """A rank that keeps everything."""
-    return RankBytes(*moment.live)
-
-
 def _replicated(share: Share, moment: Moment) -> RankBytes:
     """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on.
 
@@ -230,7 +225,7 @@ def _bucket(moment: Moment, new_grads: float, allocated_bytes: float) -> float:
 
 
 MEMORY_RULES: dict[str, Callable[[Share, Moment], RankBytes]] = {
-    "Unshared": _unshared,
+    "Unshared": lambda _share, moment: RankBytes(*moment.live),
     "Replicated": _replicated,
     "Copied": _copied,
     "FullySharded": _fully_sharded,

@@ -275,10 +275,7 @@ def trace_models(
     total = len(unanswered)
     is_cold = total > 0 and not WARM.is_warm(executable)
 
-    def progress(importing: str = "") -> TraceProgress:
-        return TraceProgress(total - len(unanswered), total, importing)
-
-    on_traced(progress(importing=executable if is_cold else ""))
+    on_traced(TraceProgress(0, total, executable if is_cold else ""))
     if not total:
         return
     environment = training_python.own_environment()
@@ -290,7 +287,7 @@ def trace_models(
             for answer in answers:
                 if "request" in answer:
                     traces.add(unanswered.pop(answer.pop("request")), answer)
-                on_traced(progress())
+                on_traced(TraceProgress(total - len(unanswered), total))
                 yield from new_models()
     except UserError as error:
         for request in unanswered.values():

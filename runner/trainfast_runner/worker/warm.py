@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import json
 import math
 import statistics
@@ -25,7 +26,6 @@ from typing import Any
 import torch
 
 from .data.batches import Samples, batches_of
-from .data.samples import Batch
 from .memory.allocator import fullest_device_memory
 from .memory.memory_meter import MemoryMeter
 from .records.record_file import WorkerLog, chain_is_oom
@@ -33,7 +33,7 @@ from .records.step_log import make_clock
 from .shared.host import wait_for_lock
 from .shared.process import exception_chain
 from .shared.words import MEMORY_PHASES
-from .spec import Knobs, RankSpec
+from .spec import RankSpec
 from .train_state import TrainState
 
 POLL_S = 0.02
@@ -140,25 +140,21 @@ class ProbeRunner:
         if not is_first:
             recorder.write_actual = lambda: None
         skips_before, attempted, updates = precision.skipped_steps(), 0, 0
-        max_steps = wanted_updates + MAX_SKIPPED_STEPS
+        max_steps, strategy = wanted_updates + MAX_SKIPPED_STEPS, state.strategy
         while updates < wanted_updates and attempted < max_steps:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
-            recorder.clock = make_clock(state.strategy.device)
-            state.engine.train(knobs, self._longest(knobs), recorder)
+            # A run's first step, again and again: the longest samples come first in a run.
+            first = replace(knobs, steps=1, workers=0)
+            steps = (batches_of(self.samples, first, strategy.dp_rank, strategy.dp_degree) for _ in range(next_steps))
+            recorder.clock = make_clock(strategy.device)
+            state.engine.train(knobs, itertools.chain.from_iterable(steps), recorder)
             recorder.flush()
             attempted += next_steps
             updates = attempted - (precision.skipped_steps() - skips_before)
         if updates <= 0:
             raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
         return records
-
-    def _longest(self, knobs: Knobs) -> Iterator[Batch]:
-        """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
-        first_step_knobs = replace(knobs, steps=1, workers=0)
-        strategy = self.state.strategy
-        for _ in range(knobs.steps):
-            yield from batches_of(self.samples, first_step_knobs, strategy.dp_rank, strategy.dp_degree)
 
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""

@@ -104,7 +104,12 @@ class HostReader:
     def read(self) -> tuple[HostReading, dict[str, str]]:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
         if self._ticks % SPARSE_EVERY == 0:
-            self._read_sparse()
+            missing = self._sparse_missing
+            missing.pop("host.swap_used_bytes", None)
+            self._sparse = {"swap_used_bytes": _ask("host.swap_used_bytes", lambda: psutil.swap_memory().used, missing)}
+            # A machine without a sensor gets none later, and each search costs as much as all other readings.
+            if "host.temperature_c" not in missing:
+                self._sparse["temperature_c"] = _ask("host.temperature_c", _package_temperature, missing)
         self._ticks += 1
         missing = dict(self._sparse_missing)
         before, self._times = self._times, _ask("host.cpu_percent", _busy_and_idle_s, missing)
@@ -124,14 +129,6 @@ class HostReader:
             **counters,
         )
         return reading, missing
-
-    def _read_sparse(self) -> None:
-        missing = self._sparse_missing
-        missing.pop("host.swap_used_bytes", None)
-        self._sparse = {"swap_used_bytes": _ask("host.swap_used_bytes", lambda: psutil.swap_memory().used, missing)}
-        # A machine without a sensor gets none later, and each search costs as much as all other readings.
-        if "host.temperature_c" not in missing:
-            self._sparse["temperature_c"] = _ask("host.temperature_c", _package_temperature, missing)
 
 
 def _package_temperature() -> float:

@@ -206,9 +206,12 @@ class GlobalOrder(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = -1, np.empty(0, dtype=np.int64)
         slices = self.grad_accum * self.dp_degree
-        longest = [] if self.lengths is None else longest_indices(self.lengths, slices * self.batch_size)
+        longest: list[int] = []
+        if self.lengths is not None:
+            # The longest first; repeated if there are fewer samples.
+            longest = np.resize(np.argsort(-self.lengths, kind="stable"), slices * self.batch_size).tolist()
         for micro in range(len(self)):
-            if self.lengths is not None and micro < self.grad_accum:
+            if longest and micro < self.grad_accum:
                 yield longest[micro * self.dp_degree + self.dp_rank :: slices]
                 continue
             start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
@@ -219,9 +222,3 @@ class GlobalOrder(Sampler[list[int]]):
                     order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
                 numbers.append(epoch * self.samples + int(order[position % self.samples]))
             yield numbers
-
-
-def longest_indices(lengths: NDArray[np.int64], count: int) -> list[int]:
-    """Indices of the `count` longest samples, the longest first; repeated if there are fewer."""
-    order = np.argsort(-lengths, kind="stable")
-    return [int(index) for index in np.resize(order, count)]

@@ -29,10 +29,9 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
 
     TF32 is the process's own setting, which `Precision` has made already.
     """
-    field_names = {field.name for field in dataclasses.fields(TrainingArguments)}
-    checkpointing = (
-        "activation_checkpointing" if "activation_checkpointing" in field_names else "gradient_checkpointing"
-    )
+    # The field's newer name, where this version has it.
+    names = [field.name for field in dataclasses.fields(TrainingArguments)]
+    checkpointing = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
     return TrainingArguments(
         # The folder has to exist; nothing is written into it.
         output_dir=tempfile.gettempdir(),

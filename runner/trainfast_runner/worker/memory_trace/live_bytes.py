@@ -64,15 +64,8 @@ class TracedSegment:
     """The work of all operations."""
 
 
-_GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch.ops.aten, "_grouped_mm") else None
+_GROUPED: Any = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 """torch's grouped matrix product, of a mixture of experts; None in a version without it."""
-
-
-def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A grouped product of another dtype than bfloat16, which the CPU computes and torch's fake kernel refuses."""
-    halves = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in args[:2]]
-    assert _GROUPED is not None
-    return torch.empty_like(_GROUPED(*halves, *args[2:], **kwargs), dtype=args[0].dtype)
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -119,7 +112,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_eight_bit_step(args)
             return None  # the operation has no fake kernel
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
-            result = _grouped(args, kwargs or {})
+            # torch's fake kernel takes bfloat16 only; the CPU computes any dtype.
+            halves = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in args[:2]]
+            result = torch.empty_like(func(*halves, *args[2:], **(kwargs or {})), dtype=args[0].dtype)
         else:
             result = func(*args, **(kwargs or {}))
         segment = self.segments[-1]
@@ -164,7 +159,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._live_storages:
             return False
         live_storage = _LiveStorage(storage, self._freed)
-        live_storage.key, live_storage.size, live_storage.category = key, self._size(storage.nbytes()), category
+        live_storage.key, live_storage.category = key, category
+        unit = CUDA_ROUNDING_BYTES if self.device_type == "cuda" else 1
+        live_storage.size = -(-storage.nbytes() // unit) * unit
         place = self.segments[-1].place if self.segments else ""
         live_storage.repeats = self.repeats.get(place, 1)
         live_storage.stack = place.partition(":")[0] if live_storage.repeats > 1 else ""
@@ -206,11 +203,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live_then = list(self.live)
         live_then[TEMPORARY] += size
         self.segments[-1].points.append(tuple(live_then))
-
-    def _size(self, size: int) -> int:
-        if self.device_type != "cuda":
-            return size
-        return -(-size // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
 
     def _usual_value(self, scalar: Tensor) -> Any:
         """The likeliest value of a tensor that decides which operations follow.

@@ -193,8 +193,10 @@ def _forward_backward(
     hooks = watch.follow(stacks)
     if traced_training.strategy.knobs.checkpointing == "full":
         model.gradient_checkpointing_enable({**CHECKPOINTING_ARGUMENTS, "context_fn": watch.around_checkpoints})
-    for parameter in model.parameters():
-        hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live_bytes)))
+    hooks += [
+        parameter.register_post_accumulate_grad_hook(lambda owner: live_bytes.set_category(owner.grad, GRADS))
+        for parameter in model.parameters()
+    ]
     batches = islice(_batches(traced_training, batch_size, live_bytes), traced_training.strategy.knobs.grad_accum)
     try:
         with live_bytes:
@@ -205,14 +207,6 @@ def _forward_backward(
         for hook in hooks:
             hook.remove()
     return live_bytes.segments
-
-
-def _gradient_counter(live_bytes: LiveBytes) -> Any:
-    def count_gradient(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        live_bytes.set_category(parameter.grad, GRADS)
-
-    return count_gradient
 
 
 def _batches(traced_training: TracedTraining, batch_size: int, live_bytes: LiveBytes) -> Iterator[Batch]:
@@ -326,8 +320,7 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     groups[-1] += [parameter for parameter in after if id(parameter) not in first_ids]
     hf_model: Any = model
     output = hf_model.get_output_embeddings()
-    is_tied = output is not None and id(output.weight) in first_ids
-    head = 0 if is_tied else count - 1
+    head = 0 if output is not None and id(output.weight) in first_ids else count - 1
     return {"stages": _stages(layers.bounds, groups), "tied": 0, "head": head, **_passing(model, seq_len)}
 
 

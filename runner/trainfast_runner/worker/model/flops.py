@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..invalid import InvalidInput
 from ..shared.words import split_tokens
 from .model_config import active_share, head_size, image_part, patches, text_part, tokens_per_sample
-from .weights import transformer_blocks
+from .weights import outermost_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""
@@ -106,7 +105,8 @@ def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float,
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None
     looked_up.discard(id(getattr(output, "weight", None)))
-    active, layered = active_share(part), _in_layers(model)
+    active = active_share(part)
+    layered = {id(parameter) for block in outermost_blocks(model) for parameter in block.parameters()}
     total = in_layers = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in looked_up or _ADDED.search(name):
@@ -116,13 +116,6 @@ def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float,
         total += multiplied
         in_layers += multiplied if id(parameter) in layered else 0.0
     return total, in_layers
-
-
-def _in_layers(model: nn.Module) -> set[int]:
-    try:
-        return {id(parameter) for block in transformer_blocks(model) for parameter in block.parameters()}
-    except InvalidInput:
-        return set()
 
 
 def _tokens(name: str, shape: _Shape) -> int:

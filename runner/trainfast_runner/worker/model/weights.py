@@ -110,19 +110,15 @@ def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[
             with _tied_absent(named_module, initializer):
                 torch.manual_seed(_seed(seed, named_module.name))
                 named_module.owner._init_weights(named_module.module)
-    for parameter in empty_parameters:
+    # The rest as the module's own constructor does, or else as transformers does without a rule.
+    for parameter in filter(_is_uninitialized, empty_parameters):
+        named_module = initializer[id(parameter)]
+        torch.manual_seed(_seed(seed, named_module.name))
+        reset = getattr(named_module.module, "reset_parameters", None)
+        if callable(reset):
+            reset()
         if _is_uninitialized(parameter):
-            _init_by_module(initializer[id(parameter)], parameter, seed)
-
-
-def _init_by_module(named_module: _NamedModule, parameter: Tensor, seed: int) -> None:
-    """Initialize as the module's own constructor does, or else as transformers does without a rule."""
-    torch.manual_seed(_seed(seed, named_module.name))
-    reset = getattr(named_module.module, "reset_parameters", None)
-    if callable(reset):
-        reset()
-    if _is_uninitialized(parameter):
-        parameter.normal_(0.0, getattr(named_module.owner.config, "initializer_range", USUAL_STD))
+            parameter.normal_(0.0, getattr(named_module.owner.config, "initializer_range", USUAL_STD))
 
 
 @contextmanager

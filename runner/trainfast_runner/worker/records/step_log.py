@@ -199,8 +199,13 @@ class StepRecorder:
         # The loss may still be on its way here; the scale is the scaler's own tensor and changes in place.
         figures = [loss] if scale is None else [loss, scale.to(loss.dtype, copy=True)]
         if loss.device.type == "cuda":
-            host, reduced = _copy_later(torch.stack(figures))
-            figures = list(host)
+            stacked = torch.stack(figures)
+            host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            figures = list(host.copy_(stacked, non_blocking=True))
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+            # The methods of a collective's handle.
+            reduced = SimpleNamespace(wait=arrived.synchronize, is_completed=arrived.query)
         with self._lock:
             previous_step, self._pending = self._pending, _Pending(record, times, figures, reduced)
             if previous_step is not None:
@@ -254,13 +259,3 @@ def _arrives(ready: Any, timeout_s: float) -> bool:
             return False
         time.sleep(ARRIVAL_POLL_S)
     return True
-
-
-def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
-    """Start a copy of `figures` to pinned host memory; return the copy and a handle to wait for it."""
-    host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-    host.copy_(figures, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    # The methods of a collective's handle.
-    return host, SimpleNamespace(wait=arrived.synchronize, is_completed=arrived.query)

@@ -78,7 +78,13 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
     def start(self) -> None:
         """Join the group, hand it to DeepSpeed, and build the extensions this run will call."""
         super().start()
-        deepspeed = _import_deepspeed()
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        for name in IMPORTED_LATER:
+            # A version without such a module does not import it later either.
+            with suppress(ImportError):
+                importlib.import_module(name)
         # Keep DeepSpeed from compiling its shared-memory all-reduce for the CPU, which only inference calls.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
@@ -172,17 +178,6 @@ def live_stage(optimizer: Any) -> int | None:
     return {"DeepSpeedZeroOptimizer_Stage3": 3, "BF16_Optimizer": 1}.get(name)
 
 
-def _import_deepspeed() -> Any:
-    import deepspeed
-
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    for name in IMPORTED_LATER:
-        # A version without such a module does not import it later either.
-        with suppress(ImportError):
-            importlib.import_module(name)
-    return deepspeed
-
-
 LARGEST_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's default, in which a bucket is allocated whole for any model: 2 GB in fp32."""
 MAX_LIVE_ELEMENTS = 1_000_000_000
@@ -228,7 +223,9 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
             offload["nvme_path"] = disk
         stage["offload_optimizer"] = offload
         if entry.zero_stage == 3 and disk is not None and device == "cuda":
-            stage["offload_param"] = {**offload, "buffer_size": _buffer(sizes.parameter, dp_degree)}
+            # Each of five buffers has a rank's share of the largest parameter, with room for the disk's alignment.
+            units = -(-sizes.parameter // dp_degree) // ALIGNED_ELEMENTS + 1
+            stage["offload_param"] = {**offload, "buffer_size": units * ALIGNED_ELEMENTS}
         elif entry.zero_stage == 3:
             # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
             stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
@@ -246,12 +243,6 @@ def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, di
         "wall_clock_breakdown": False,
         **PRECISIONS.get(knobs.precision, {}),
     }
-
-
-def _buffer(largest: int, dp_degree: int) -> int:
-    """Elements of one of five buffers: a rank's share of the largest parameter, with room for the disk's alignment."""
-    share = -(-largest // dp_degree)
-    return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 
 PRECISIONS: dict[str, dict[str, Any]] = {

@@ -100,7 +100,15 @@ class PipelineParallel(MeshStrategy):
         scale = self.precision.scale()
         if scale is not None:
             total /= scale
-        self._sum_gradients()
+        # A tied weight's gradients over the two ends of a row, then every gradient down the column.
+        if self._tied and (self._is_first or self._is_last):
+            for parameter in self._tied:
+                dist.all_reduce(parameter.grad, group=self._ends)
+        if self.dp_degree > 1:
+            column = self.mesh.get_group("dp")
+            gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+            for work in [dist.all_reduce(gradient, group=column, async_op=True) for gradient in gradients]:
+                work.wait()
         return total
 
     def optimizer_step(self) -> None:
@@ -156,18 +164,6 @@ class PipelineParallel(MeshStrategy):
         loss = self._objective.loss_of_logits(logits, labels) / self._targets
         scaler = self.precision.scaler
         return loss if scaler is None else scaler.scale(loss)
-
-    def _sum_gradients(self) -> None:
-        """Sum a tied weight's gradients over the two ends of a row, then every gradient down the column."""
-        if self._tied and (self._is_first or self._is_last):
-            for parameter in self._tied:
-                dist.all_reduce(parameter.grad, group=self._ends)
-        if self.dp_degree > 1:
-            column = self.mesh.get_group("dp")
-            gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-            sums = [dist.all_reduce(gradient, group=column, async_op=True) for gradient in gradients]
-            for work in sums:
-                work.wait()
 
 
 class _PassOn(nn.Module):
@@ -234,11 +230,9 @@ class StageModule(nn.Module):
         name = "input_ids" if self.is_first else "inputs_embeds"
         model: Any = self.model
         with self.autocast():
-            if self.is_last:
-                logits: Tensor = model(**{name: inputs}).logits
-                return logits
-            hidden: Tensor = model.base_model(**{name: inputs}).last_hidden_state
-            return hidden
+            output = (model if self.is_last else model.base_model)(**{name: inputs})
+        result: Tensor = output.logits if self.is_last else output.last_hidden_state
+        return result
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,10 @@ class Slice:
     parts: int = 1
 
 
+EXPERT_SLICES = {"packed_colwise": Slice(1, parts=2), "rowwise": Slice(2)}
+"""The slices, by style, of a tensor of experts, which has the shape (experts, out, in)."""
+
+
 @dataclass
 class TensorPlan:
     """Parameters and modules to change, by their full names; all others are the same on every rank."""
@@ -166,10 +170,15 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
                 continue
             if parameter is None:
                 _cut_module(plan, model, name, module, style, degree)
+            elif style not in EXPERT_SLICES:
+                raise _unknown(full_name, style, config)
             else:
-                _cut_parameter(plan, full_name, style, config)
+                plan.slices[full_name] = EXPERT_SLICES[style]
     for name, module in modules.items():
-        _norm_of_heads(plan, name, module)
+        parent, _, child_name = name.rpartition(".")
+        # A norm over each head's queries or keys sees only this rank's heads.
+        if child_name in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
+            plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
     _cut_vocabulary(plan, model, degree)
     parameters = dict(model.named_parameters())
     for name, cut in plan.slices.items():
@@ -235,16 +244,6 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
         raise _unknown(name, style, model.config)
 
 
-def _cut_parameter(plan: TensorPlan, name: str, style: str, config: Any) -> None:
-    """Cut one tensor of experts, which has the shape (experts, out, in)."""
-    if style == "packed_colwise":
-        plan.slices[name] = Slice(1, parts=2)
-    elif style == "rowwise":
-        plan.slices[name] = Slice(2)
-    else:
-        raise _unknown(name, style, config)
-
-
 def _cut_vocabulary(plan: TensorPlan, model: nn.Module, degree: int) -> None:
     """Cut the rows of the token embeddings, unless they do not divide or are shared with other than an output head."""
     find: Any = getattr(model, "get_input_embeddings", None)
@@ -277,13 +276,6 @@ def _unknown(name: str, style: str, config: Any) -> InvalidInput:
     )
 
 
-def _norm_of_heads(plan: TensorPlan, name: str, module: nn.Module) -> None:
-    """Sum the gradients of a norm over each head's queries or keys, which sees only this rank's heads."""
-    parent, _, child_name = name.rpartition(".")
-    if child_name in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
-        plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
-
-
 def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Iterable[Part]) -> Iterator[Part]:
     """Add the exchanges, and replace the parameters by DTensors over the one-dimensional `mesh`, in place.
 
@@ -303,7 +295,11 @@ def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh)
         for key, whole in parameters.items():
             # Tied parameters stay one.
             if whole not in at_rest:
-                at_rest[whole] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
+                part_slice = plan.slices.get(f"{name}.{key}")
+                local = sliced(whole.detach(), part_slice, mesh.get_local_rank(), mesh.size())
+                placement = Replicate() if part_slice is None else Shard(part_slice.dim)
+                tensor = DTensor.from_local(local, mesh, [placement], run_check=False)
+                at_rest[whole] = nn.Parameter(tensor, requires_grad=whole.requires_grad)
             module._parameters[key] = at_rest[whole]
         if parameters:
             swap = _Swap(name, plan, mesh)
@@ -327,14 +323,6 @@ def add_exchanges(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
             module.register_forward_hook(partial(_leave, group, _Sum))
         elif name in plan.gathers:
             module.register_forward_hook(partial(_leave, group, _Join))
-
-
-def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Parameter:
-    local = sliced(whole.detach(), cut, mesh.get_local_rank(), mesh.size())
-    placement = Replicate() if cut is None else Shard(cut.dim)
-    return nn.Parameter(
-        DTensor.from_local(local, mesh, [placement], run_check=False), requires_grad=whole.requires_grad
-    )
 
 
 def sliced(whole: Tensor, cut: Slice | None, rank: int, degree: int) -> Tensor:
