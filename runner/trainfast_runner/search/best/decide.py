@@ -422,15 +422,17 @@ class BestState:
         shares = [phase_shares(self.space, trial) for trial in trials]
         # A time to the last step also has a start, on which a loader acts.
         names = self.levels.names if self.question.objective == "samples_per_s" else ()
+        strides = np.cumprod([1, *(len(self.levels.values[name]) for name in self.levels.names)])[:-1]
+        codes = self.levels.array @ strides
+        possible = np.delete(codes, [*self.ruled_out])
         for index, name in enumerate(names):
             if (share := max(of_trial.get(name, 1.0) for of_trial in shares)) < MIN_BOUND:
                 reason = f"{name} acts on {PHASES[name]} alone, {100 * share:.2g} % of the step"
                 levels = self.levels.array[:, index]
-                for number in map(int, np.flatnonzero(levels != levels[leader])):
-                    # One that only this value lets fit acts by its memory.
-                    sibling = self.levels.with_level(number, name, int(levels[leader]))
-                    if sibling is not None and sibling not in self.ruled_out:
-                        bounds[number] = reason
+                # A candidate that only this value lets fit, or allows, acts by more than the phase.
+                siblings = codes + (levels[leader] - levels) * strides[index]
+                acts_alone = (levels != levels[leader]) & np.isin(siblings, possible)
+                bounds |= {int(number): reason for number in np.flatnonzero(acts_alone)}
         return bounds
 
     @cached_property
