@@ -27,7 +27,6 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import DEVICE_VARIABLES
-from trainfast_runner.machine.processes import reap_when_ended
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.records.home import cache_directory
@@ -159,24 +158,31 @@ class WarmPython:
         self._go.send(os.fsencode(run_directory))
         return self._process
 
-    def end(self, within_s: float = CANCELLED_WITHIN_S) -> None:
-        """End the process, once an answer under way has ended, or at once after `within_s` seconds."""
+    def end(self, within_s: float = CANCELLED_WITHIN_S, *, waits: bool = True) -> None:
+        """End the process, once an answer under way has ended, or at once after `within_s` seconds.
+
+        Return when it has ended, or at once where nobody `waits` for that.
+        """
         self.is_gone = True
         is_idle = self._lock.acquire(timeout=within_s)
         if is_idle:
             self._go.close()
             self._questions.close()
-        if is_idle and self._is_standby:
-            reap_when_ended(self._process)  # it ends by itself
-        else:
-            try:
-                self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported else 0.0)
-            except subprocess.TimeoutExpired:
-                self._kill()
-                self._process.wait()
-        if is_idle:
-            self._errors.close()
             self._lock.release()
+        if waits:
+            self._wait_for_end(is_idle)
+        else:
+            threading.Thread(target=self._wait_for_end, args=(is_idle,), daemon=True).start()
+
+    def _wait_for_end(self, ends_itself: bool) -> None:
+        """Wait until the process has ended: it gets SIGKILL if it imports, answers or is stuck."""
+        try:
+            self._process.wait(CANCELLED_WITHIN_S if ends_itself and self.is_imported else 0.0)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._process.wait()
+        if ends_itself:
+            self._errors.close()
 
     def _cancel(self) -> None:
         """End the batch's answers; a running import only ends with the process, and a standby's goes on."""
@@ -298,7 +304,7 @@ class WarmPythons:
             words = (sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", "--standby")
             self._standby = WarmPython(key, words, order, os.environ)
 
-    def take(self, wanted: StandbyKey | None) -> tuple[WarmPython | None, str]:
+    def take(self, wanted: StandbyKey | None, *, waits: bool = True) -> tuple[WarmPython | None, str]:
         """Return the standby for a run with this key, or None with the reason, which is empty where none was kept.
 
         Either way no warm Python is left: a run has the machine to itself.
@@ -311,12 +317,12 @@ class WarmPythons:
             reason = "the standby died" if not standby.is_alive else standby.key.difference(wanted) if wanted else ""
             if wanted is not None and not reason:
                 return standby, ""
-            standby.end()
+            standby.end(waits=waits)
             return None, reason
 
-    def close(self) -> None:
-        """End all. The next question starts a new process."""
-        self.take(None)
+    def close(self, *, waits: bool = True) -> None:
+        """End all, and return at once where nobody `waits` for a standby. The next question starts a new process."""
+        self.take(None, waits=waits)
         with self._lock:
             self._end_asked(CANCELLED_WITHIN_S)
 

@@ -329,7 +329,7 @@ class BackgroundWork:
         self.oom_explainer.cancel(wait_s)
         from trainfast_runner.machine.warm_python import WARM
 
-        WARM.close()
+        WARM.close(waits=False)
 
     def update(
         self,
