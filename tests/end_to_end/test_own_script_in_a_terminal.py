@@ -17,7 +17,7 @@ pytestmark = [needs_tmux, pytest.mark.long, pytest.mark.ci]
 
 def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, terminal: Terminal) -> None:
     terminal.open([*COMMAND])
-    terminal.until_shows("No run yet", "o own script")
+    terminal.until_shows("No run yet", "o script")
     terminal.press("o")
     terminal.until_shows("The command that starts your script")
     terminal.press(shlex.join([sys.executable, str(SCRIPTS / "plain_torch.py")]), "Enter")
