@@ -158,4 +158,4 @@ def test_nothing_outlives_an_app_that_is_killed(traces):
     def alive():
         return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
-    until(lambda: not alive(), "the process to end with its app")
+    assert until(lambda: not alive(), "the process to end with its app")

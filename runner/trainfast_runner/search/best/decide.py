@@ -68,7 +68,7 @@ HOPELESS_SHARE = 0.7
 LIKELY_CHANCE = 0.03
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
 OPENING_TRIALS = 4
-"""The first trials, of which each is given the baseline's bottleneck as its reason."""
+"""Number of first trials whose reason names the baseline's bottleneck."""
 PROBABLE_CHANCE = 0.5
 """Chosen, not measured: with more than this chance a trial may take the time kept for the runs that confirm."""
 MAX_VOID_ATTEMPTS = 3

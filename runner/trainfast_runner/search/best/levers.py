@@ -41,7 +41,7 @@ UNTRIED_WAIT, MAX_WAIT = 0.5, 0.95
 """Chosen, not measured: the share of a similar loader's wait that another loader is expected to leave; the largest
 share of a step that counts as a wait."""
 LIMITING_SHARE = 0.03
-"""Chosen, not measured: loader processes for which a step waits longer than this share of it decide its time."""
+"""Chosen, not measured: a wait for loader processes above this share of the step decides its time."""
 MAX_DEVIATION, MEASURED_DEVIATION = 0.3, 0.02
 """Chosen, not measured: prior deviations, in ln rate, of a knob's effect, and of one whose phase is measured for every
 value."""
