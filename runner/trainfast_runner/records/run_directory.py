@@ -134,6 +134,11 @@ POLL_S = 0.02
 """Chosen, not measured: seconds between two looks at its end."""
 
 
+def node_file(directory: Path, name: str, node: int) -> Path:
+    """`events.jsonl` of node 0, `node1.events.jsonl` of node 1, and so on."""
+    return directory / (name if node == 0 else f"node{node}.{name}")
+
+
 def rank_file(directory: Path, name: str, rank: int) -> Path:
     """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
     return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")

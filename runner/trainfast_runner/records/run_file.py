@@ -241,6 +241,19 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
 
+class RunNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a run on several: the place of its ranks. Nodes share the home, and have a supervisor each."""
+
+    host: str
+    """The name by which ssh reaches the node; `local` for the machine of the launch, empty where Slurm picks it."""
+    world_size: int = 1
+    """The number of its ranks."""
+    address: str = ""
+    """The address that it publishes to the others; empty where only its supervisor can tell."""
+    device_uuids: list[str] = []
+    """Its GPUs among those of the run; empty on a CPU."""
+
+
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`run.json`: the run as asked for, written once before any process starts."""
 
@@ -266,6 +279,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     git_commit: str | None = None
     host: str = ""
     """The name of the machine that the run is on."""
+    nodes: list[RunNode] = []
+    """The nodes of a run on several; empty for a run on one machine."""
     number: int | None = None
     """The number of its launch in this home."""
     boot_id: str = ""

@@ -61,6 +61,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Actual(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that really ran, read from the live objects."""
 
+    nodes: Count | None = None
+    """Machines, or agents of torchrun, that the ranks were on."""
+
     wrapper: str | None = None
     optimizer: str | None = None
     param_dtype: str | None = None
@@ -107,6 +110,20 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     missing."""
 
 
+class NodeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor of a node tells the others at its start."""
+
+    host: str
+    """The machine's own name."""
+    address: str
+    port: int | None = None
+    """The port where the ranks meet (torchrun's rendezvous); node 0's only."""
+    boot_id: str = ""
+    monotonic_ns: int = 0
+    wall_ns: int = 0
+    """One instant on both clocks of the node."""
+
+
 class TrainingEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a training's end that only its supervisor sees; the ranks' own records tell the rest."""
 
@@ -128,6 +145,10 @@ class TrainingEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that the supervisor ended the remaining ranks; None if it did not."""
     full_disk_text: str | None = None
     """The disk that the run offloads to, with its free space, if that disk is full."""
+    lost_nodes: dict[int, str] = {}
+    """Nodes that were lost while this one trained, each with the reason in words."""
+    killed_agent: str | None = None
+    """The node whose agent of torchrun died of a signal that no supervisor sent, in words; None without one."""
     unended: list[UnendedProcess] = []
     unkillable_s: float = 0.0
     """Seconds that the processes of `unended` were given after SIGKILL."""
@@ -138,8 +159,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is supervisor, launched and exited (the training's direct child), ended (nothing of the training is left;
     the facts are in `end`), state, stop_requested, kill_sent, throttle_on, throttle_off, xid, foreign_process,
-    gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_trimmed, rank_gone, no_step (a script has reported
-    none for long) or trouble (the supervisor could not write or read a file).
+    gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_trimmed, rank_gone, node_lost, no_step (a script has
+    reported none for long) or trouble (the supervisor could not write or read a file).
     """
 
     t_ns: Count
@@ -159,6 +180,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     end: TrainingEnd | None = None
     start: RunStart | None = None
     """In events of kind `launched`."""
+    node: NodeStart | None = None
+    """In events of kind `supervisor`, of a run on several nodes."""
 
 
 @dataclass

@@ -31,6 +31,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 class StartedLine(RankLine, frozen=True, kw_only=True, tag="started"):
     """The rank's process."""
 
+    node: Count = 0
     pid: Count | None = None
     start_ticks: Count | None = None
 

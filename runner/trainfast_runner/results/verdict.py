@@ -82,6 +82,7 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
     strategy = STRATEGIES.get(str(knobs.get("strategy")))
     optimizer = OPTIMIZERS.get(str(knobs.get("optimizer")))
     yield "world_size", run.world_size, ran.world_size
+    yield "nodes", max(1, len(run.nodes)), ran.nodes
     yield "device", run.device, None if ran.device is None else ran.device.partition(":")[0]
     if strategy is not None:
         name, wrapper, stages = f"strategy={strategy.name}", strategy.wrapper, None
@@ -158,8 +159,8 @@ class Verdict:
 def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
     rules = (
-        *(_not_started, _script_finished, _finished, _refused, _ended_from_outside, _raised, _kernel_killed),
-        *(_rank_lost, _stopped, _printed_oom, _by_exit_code),
+        *(_not_started, _node_lost, _script_finished, _finished, _refused, _ended_from_outside, _raised),
+        *(_kernel_killed, _rank_lost, _stopped, _printed_oom, _by_exit_code),
     )
     verdict = _with_limit(facts, next(verdict for rule in rules if (verdict := rule(facts)) is not None))
     has_failed = verdict.state in ("failed", "failed_to_start") or (
@@ -189,6 +190,18 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
 def _not_started(facts: EndFacts) -> Verdict | None:
     reason = facts.end.spawn_error
     return None if reason is None else Verdict("failed_to_start", reason, RunError(message=reason))
+
+
+def _node_lost(facts: EndFacts) -> Verdict | None:
+    """The verdict where a node of several is lost, or torchrun died on one: that comes before what its ranks' peers
+    report."""
+    after = f"after {counted(max(facts.last_step.values(), default=0), 'step')}"
+    if facts.end.lost_nodes:
+        return Verdict("lost", f"{'; '.join(facts.end.lost_nodes.values())} ({after})")
+    if facts.end.killed_agent is None or facts.end.oom_kills or facts.end.stop_ns is not None:
+        return None
+    reason = f"{facts.end.killed_agent}, which trainfast-tui did not send ({after})"
+    return Verdict("killed", reason, RunError(message=reason))
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:

@@ -37,6 +37,7 @@ from trainfast_runner.records.run_directory import (
     shared_lock,
 )
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
+from trainfast_runner.running.placing import start_nodes
 from trainfast_runner.running.planning import RUN_VARIABLE, RunPlan, busy_with, refuse_busy, sandbox
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import CPU
@@ -81,7 +82,10 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                 except (OSError, UserError):
                     shutil.rmtree(directory, ignore_errors=True)
                     raise
-            _start_supervisor(directory, *WARM.take(standby_key(plan)))
+            if plan.placement is not None:
+                start_nodes(directory, plan.placement.nodes)
+            else:
+                _start_supervisor(directory, *WARM.take(standby_key(plan)))
         except OSError as error:
             raise home_error(home.path, error) from None
     return directory
@@ -94,8 +98,8 @@ FIXED_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "LD_", "PYTHON")
 
 
 def standby_key(plan: RunPlan) -> StandbyKey | None:
-    """Return the key of the standby that could become this run; None for a script, which always starts cold."""
-    if plan.script is not None:
+    """Return the key of the standby that could become this run; None where it starts cold: a script, several nodes."""
+    if plan.script is not None or plan.placement is not None:
         return None
     variables = sorted((name, value) for name, value in plan.env.items() if name.startswith(FIXED_AT_IMPORT))
     ranks = 0 if strategy_of(plan.spec.knobs).one_process else plan.world_size
@@ -159,10 +163,11 @@ def _write_run_file(run: RunFile, plan: RunPlan, home: Home, directory: Path) ->
 
 def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
     """Return the facts of the run; `_write_run_file` adds the others."""
+    placement = plan.placement
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
         run_id="",
-        host=socket.gethostname(),
+        host=socket.gethostname() if placement is None else placement.host,
         **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,
@@ -180,7 +185,8 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         cwd=plan.cwd or training_python.working_directory(),
         git_commit=_git_commit(plan.cwd),
         limits=inherited_limits(),
-        boot_id=boot_id(),
+        boot_id=boot_id() if placement is None else placement.boot_id,
+        nodes=[] if placement is None else list(placement.nodes),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         asked_ns=plan.asked_ns,
         cache_dir=str(cache_directory()),

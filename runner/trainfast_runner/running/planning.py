@@ -18,6 +18,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, warm_python
 from trainfast_runner.machine.cpu import CpuWindow, ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.hosts import Host
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.headroom import limit_below_weights_error
 from trainfast_runner.records.home import (
@@ -31,6 +32,7 @@ from trainfast_runner.records.run_directory import is_unfinished, read_run_file
 from trainfast_runner.records.run_file import FIRST_TORCH, PredictedSpeed, RunFile, ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.command import ScriptCommand, read_command
+from trainfast_runner.running.placing import Placement, place
 from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.settings import compatibility, device_counts
 from trainfast_runner.settings.compatibility import Facts, check
@@ -71,6 +73,8 @@ class RunPlan:
     """The user's own script that is run in place of the worker."""
     cwd: str = ""
     """The folder in which the training starts; empty for the present one."""
+    placement: Placement | None = None
+    """The nodes of a run on several; None for a run on this machine."""
 
     @property
     def device_uuids(self) -> list[str]:
@@ -99,18 +103,33 @@ class RunPlan:
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, *words]
         options = ["--standalone", f"--nproc-per-node={self.world_size}", "--max-restarts=0"]
+        if self.placement is not None:
+            # The supervisor of each node adds its own (nodes.py: node_argv).
+            options = [
+                f"--nnodes={len(self.placement.nodes)}",
+                "--rdzv-backend=c10d",
+                "--rdzv-id=trainfast",
+                "--max-restarts=0",
+            ]
         return [self.python, "-m", "torch.distributed.run", *options, bootstrap, *words]
 
 
-def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()) -> RunPlan:
+def plan_run(
+    spec: RunSpec, python: str | None = None, among: Sequence[str] = (), hosts: Sequence[Host] = ()
+) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
     `among` are the UUIDs of the GPUs that the run may use: empty for all, without meaning if `devices` names GPUs.
+    With `hosts` the run is on these: `devices` counts those of each, and every check is of all together.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     asked_ns, window = time.monotonic_ns(), CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
-    inspection, machine = _check_settings(spec, python, among)
+    placement = None
+    if hosts:
+        placement = place(hosts, spec.knobs["devices"], training_python.find_python(python), Home())
+        spec = replace(spec, knobs={**spec.knobs, "devices": placement.devices_of_all()})
+    inspection, machine = _check_settings(spec, python, among, placement)
     devices = device_counts.device_count(spec, machine)
     if (too_small := limit_below_weights_error(spec, inspection.parameters, devices)) is not None:
         raise too_small
@@ -119,6 +138,9 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     versions = {"python": inspection.python, **inspection.versions}
     env = _worker_variables(spec, machine, ranks, gpus, inspection)
     plan = plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
+    if placement is not None:
+        knobs = {**plan.spec.knobs, "devices": placement.devices_of_each()}
+        plan = replace(plan, spec=replace(plan.spec, knobs=knobs), placement=placement)
     return replace(plan, asked_ns=asked_ns, window=window)
 
 
@@ -145,7 +167,9 @@ def plan_on(
     )
 
 
-def _check_settings(spec: RunSpec, python: str | None, among: Sequence[str]) -> tuple[warm_python.Inspection, Machine]:
+def _check_settings(
+    spec: RunSpec, python: str | None, among: Sequence[str], placement: Placement | None
+) -> tuple[warm_python.Inspection, Machine]:
     """Check that the settings work together, in this training Python and on this machine; return both as inspected.
 
     The parameters are counted only where a setting depends on their number. Raises UserError.
@@ -153,6 +177,8 @@ def _check_settings(spec: RunSpec, python: str | None, among: Sequence[str]) -> 
     knobs, training_objective = spec.knobs, spec.data["objective"]
     inspection = warm_python.inspect(python, spec.model, training_objective, count=knobs["memory_limit"] is not None)
     machine = detect_machine(inspection.versions).used_by(knobs["devices"])
+    if placement is not None:
+        machine = placement.machine(machine)
     if among and not isinstance(knobs["devices"], str):
         machine = machine.limited_to(among)
     facts = Facts(spec, machine, inspection.config, inspection.versions, inspection.executable)

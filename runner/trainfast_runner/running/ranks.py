@@ -248,14 +248,15 @@ class Ranks:
     """
 
     def __init__(
-        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None]
+        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None], node: int = 0
     ) -> None:
-        """`on_trouble(rank, sentence)` gets each failure of a rank beside its training."""
+        """`on_trouble(rank, sentence)` gets each failure of a rank beside its training; only the processes of the ranks
+        on `node` are looked at."""
         self.in_training = False
         """True once any rank has begun to train."""
         self.ignored_stop = False
         """True once a user's own script trained on after the last step asked for."""
-        self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
+        self._ranks = [_FollowedRank(directory, rank, on_trouble, node) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._lost: set[int] = set()
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=FIRST_STEPS_BYTES)
@@ -294,8 +295,8 @@ class Ranks:
 class _FollowedRank:
     """One rank: its records so far, and its process."""
 
-    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None]) -> None:
-        self.number = number
+    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None], node: int) -> None:
+        self.number, self._node = number, node
         self._on_trouble = on_trouble
         self.end: EndLine | None = None
         self._tail = WorkerTail(rank_file(directory, "worker", number))
@@ -308,7 +309,8 @@ class _FollowedRank:
         for line in self._tail.new():
             match line:
                 case StartedLine(pid=int(pid), start_ticks=int(start_ticks)):
-                    self._identity, self.end = Identity(pid, start_ticks), None
+                    self._identity = Identity(pid, start_ticks) if line.node == self._node else None
+                    self.end = None
                 case FinishedLine() | ExceptionLine() | InvalidLine() | SignalLine():
                     self.end = line
                 case TroubleLine():

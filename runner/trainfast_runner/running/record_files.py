@@ -14,7 +14,7 @@ from trainfast_runner.machine.telemetry.nvml import xid_text
 from trainfast_runner.machine.telemetry.sampler import Sampler
 from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped_records
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, node_file, rank_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 
@@ -38,11 +38,12 @@ class TelemetryLog:
         *,
         period_s: float = PERIOD_S,
         on_cpu: bool = False,
+        node: int = 0,
     ) -> None:
         """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign."""
         self._events = DeviceEvents(watch_uuids, all_foreign=on_cpu)
         self._on_event, self._on_failure = on_event, on_failure
-        self._file = Appender(directory / TELEMETRY_FILE)
+        self._file = Appender(node_file(directory, TELEMETRY_FILE, node))
         self._failed = self._is_over = False
         self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid)
 
@@ -82,8 +83,8 @@ class TelemetryLog:
 class EventLog:
     """Appends events. A disk that takes none is no reason to stop supervising."""
 
-    def __init__(self, directory: Path) -> None:
-        self._file = Appender(directory / EVENTS_FILE)
+    def __init__(self, directory: Path, node: int = 0) -> None:
+        self._file = Appender(node_file(directory, EVENTS_FILE, node))
         self._troubles: set[str] = set()
 
     def record(self, kind: str, **fields: object) -> None:
@@ -117,14 +118,15 @@ class CappedRecords:
     """Caps `output.log`, each rank's steps and the telemetry at so many bytes; failures become events."""
 
     def __init__(
-        self, directory: Path, world_size: int, output_bytes: int, records_bytes: int, events: EventLog
+        self, directory: Path, world_size: int, output_bytes: int, records_bytes: int, events: EventLog, node: int = 0
     ) -> None:
-        self.output = CappedFile(directory / OUTPUT_FILE, output_bytes)
-        steps = [rank_file(directory, "steps", rank) for rank in range(world_size)]
+        self.output = CappedFile(node_file(directory, OUTPUT_FILE, node), output_bytes)
+        # Any node can have any rank: node 0 trims the steps of all.
+        steps = [rank_file(directory, "steps", rank) for rank in range(0 if node else world_size)]
         self._files = {
             self.output: "output_trimmed",
             **{capped_records(path, records_bytes): "steps_trimmed" for path in steps},
-            capped_records(directory / TELEMETRY_FILE, records_bytes): "telemetry_trimmed",
+            capped_records(node_file(directory, TELEMETRY_FILE, node), records_bytes): "telemetry_trimmed",
         }
         """The event of each file when its middle is dropped."""
         self._events = events

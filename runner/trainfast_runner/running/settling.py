@@ -43,11 +43,13 @@ from trainfast_runner.records.run_directory import (
     read_worker_lines,
     unreadable_reason,
 )
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
+from trainfast_runner.running.nodes import ask_all_nodes, merged_end, node_events
 from trainfast_runner.running.present_state import (
     LEFT_BEHIND,
     forks_left_by,
@@ -76,6 +78,8 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
     """
     records = _read_records_or_note_trouble(directory)
     ended = ended or next((event for event in reversed(records.events) if event.kind == "ended"), None)
+    if records.run is not None and records.run.nodes:
+        ended = _end_of_nodes(directory, records.run, ended)
     if ended is None or ended.end is None:
         verdict, ended_ns = _lost_verdict(records, LEFT_BEHIND), records.last_t_ns()
     else:
@@ -92,6 +96,15 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         record_correction(Home.of_run(directory).path, records, result)
     shutil.rmtree(directory / SANDBOX_FOLDER, ignore_errors=True)
     return result
+
+
+def _end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
+    """The ended event of a run on several nodes, with the ends of all of them; None where no node has recorded one."""
+    ends = [event for node in range(len(run.nodes)) for event in node_events(directory, node) if event.kind == "ended"]
+    ended = own or next(iter(ends), None)
+    if ended is None or ended.end is None:
+        return None
+    return msgspec.structs.replace(ended, end=merged_end(directory, run, ended.end))
 
 
 def _read_records_or_note_trouble(directory: Path) -> RunRecords:
@@ -313,6 +326,11 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 
 
 def _signal_supervisor(directory: Path, signum: int) -> bool:
+    run = read_run_file(directory)
+    if run is not None and run.nodes and not (directory / RESULT_FILE).exists():
+        ask_all_nodes(directory, kills=signum == signal.SIGUSR1)
+        if other_host(run) is not None:
+            return True
     refuse_left_alone(directory)
     supervisor = process_of(directory, "supervisor")
     if supervisor is not None and send(supervisor, signum):

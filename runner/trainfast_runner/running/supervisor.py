@@ -2,7 +2,7 @@
 
 `python -P -m trainfast_runner.running.supervisor RUN_DIR [REASON]` supervises the run whose `run.json` is there; REASON
 is why it starts cold although a standby was kept. `--standby ORDER` waits for the run first, with its training process.
-The process outlives the screen.
+`--node N RUN_DIR` supervises node N of a run on several. The process outlives the screen.
 """
 
 from __future__ import annotations
@@ -33,9 +33,18 @@ from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.json_lines import open_to_append
-from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
+from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, node_file, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
+from trainfast_runner.running.nodes import (
+    Nodes,
+    NotPlaced,
+    ask_all_nodes,
+    die_with_supervisor,
+    node_argv,
+    node_label,
+    node_variables,
+)
 from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, Standby, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
@@ -88,6 +97,7 @@ class Supervisor:
         lock_fd: int,
         standby: Standby | None = None,
         cold_reason: str = "",
+        node: int = 0,
     ) -> None:
         """`lock_fd` is the descriptor of the run's lock, held by this process.
 
@@ -98,9 +108,10 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._run_file = run_file
         self._requests = StopRequests()
-        self._events = EventLog(directory)
+        self._events = EventLog(directory, node)
+        self._nodes = Nodes(directory, run_file, node) if run_file.nodes else None
         self._files = CappedRecords(
-            directory, run_file.world_size, bounds.output_bytes, bounds.records_bytes, self._events
+            directory, run_file.world_size, bounds.output_bytes, bounds.records_bytes, self._events, node
         )
         self._telemetry = TelemetryLog(
             directory,
@@ -108,6 +119,7 @@ class Supervisor:
             self._events.append,
             self._events.record_trouble,
             on_cpu=run_file.device == "cpu",
+            node=node,
         )
         self._ladder = StopLadder(bounds.grace_s, self._events.append)
         self._state = ""
@@ -115,6 +127,8 @@ class Supervisor:
         """The facts of the training's end, as far as they are known."""
         self._first_lost_ns: int | None = None
         """Time at which the first rank was seen to be lost."""
+        self._node_failed_ns: int | None = None
+        """Time at which another node was first seen to have ended without success."""
         self._oom_kills_before = oom_kills()
         self._script: ScriptWatch | None = None
         if run_file.script is not None:
@@ -129,7 +143,12 @@ class Supervisor:
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
         supervisor = identify(os.getpid())
-        self._events.record("supervisor", pid=os.getpid(), start_ticks=supervisor.start_ticks if supervisor else None)
+        self._events.record(
+            "supervisor",
+            pid=os.getpid(),
+            start_ticks=supervisor.start_ticks if supervisor else None,
+            node=None if self._nodes is None else self._nodes.start,
+        )
         self._enter("starting")
         become_subreaper()
         child = self._launch()
@@ -150,6 +169,9 @@ class Supervisor:
         kind = "cold" if process is None else "standby"
         try:
             process = process or self._start_cold()
+        except NotPlaced as error:
+            self._note(spawn_error=str(error))
+            return None
         except (OSError, ValueError, IndexError) as error:
             argv = self._run_file.argv
             program = getattr(error, "filename", None) or (argv[0] if argv else "an empty command")
@@ -182,18 +204,33 @@ class Supervisor:
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
         """Start a new process. Raises OSError, ValueError and IndexError where the command cannot be executed."""
-        run = self._run_file
+        run, nodes = self._run_file, self._nodes
+        argv = run.argv if nodes is None else node_argv(run, nodes, self._await_endpoint(nodes))
+        variables = {} if nodes is None else node_variables(run, nodes)
         with os.fdopen(self._files.output.open(), "ab") as output:
             return subprocess.Popen(
-                run.argv,
+                argv,
                 cwd=run.cwd or None,
                 # A user's own script gets the environment as it is.
-                env={**(own_environment() if run.script is None else os.environ), **run.env},
+                env={**(own_environment() if run.script is None else os.environ), **run.env, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=None if nodes is None else die_with_supervisor,
             )
+
+    def _await_endpoint(self, nodes: Nodes) -> tuple[str, int]:
+        """Return where the ranks meet, once node 0 has told it. Raises NotPlaced where the run ends before."""
+        while True:
+            nodes.look()
+            if nodes.lost:
+                raise NotPlaced(next(iter(nodes.lost.values())))
+            if nodes.failed_node() is not None or nodes.stop_word or self._requests.pending:
+                raise NotPlaced("the run ended before this node had begun")
+            if (endpoint := nodes.meet()) is not None:
+                return endpoint
+            self._requests.wait(ENDING_TICK_S)
 
     def _watch(self, child: Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
@@ -202,10 +239,12 @@ class Supervisor:
             self._run_file.world_size,
             child.pid,
             lambda rank, detail: self._events.record_trouble(f"rank {rank}: {detail}"),
+            node=0 if self._nodes is None else self._nodes.node,
         )
         while not self._reap_child(child):
             self._requests.wait(TICK_S)
             self._handle_signals(child)
+            self._look_at_nodes(child)
             self._read_ranks(ranks)
             self._tear_down_if_broken(ranks, child)
             self._ladder.climb(child)
@@ -226,11 +265,32 @@ class Supervisor:
     def _handle_signals(self, child: Identity) -> None:
         """Act on the signals that came."""
         for signum in self._requests.take():
-            if signum == signal.SIGUSR1:
-                self._ladder.kill_now(child)
-            else:
-                self._ladder.ask(child)
-            self._enter("stopping", "asked to stop")
+            kills = signum == signal.SIGUSR1
+            if self._nodes is not None:
+                ask_all_nodes(self._directory, kills=kills)
+            self._stop(child, kills=kills)
+
+    def _stop(self, child: Identity, *, kills: bool) -> None:
+        """Begin to end the training as a person asked, or kill it."""
+        if kills:
+            self._ladder.kill_now(child)
+        else:
+            self._ladder.ask(child)
+        self._enter("stopping", "asked to stop")
+
+    def _look_at_nodes(self, child: Identity) -> None:
+        """End this node's ranks where the run was asked to end, or another node is lost."""
+        if self._nodes is None:
+            return
+        self._nodes.look()
+        if self._nodes.stop_word == "kill" and not self._ladder.killing:
+            self._stop(child, kills=True)
+        elif self._nodes.stop_word and not self._ladder.begun:
+            self._stop(child, kills=False)
+        for node, reason in self._nodes.lost.items():
+            if node not in self._end.lost_nodes:
+                self._note(lost_nodes={**self._end.lost_nodes, node: reason})
+                self._events.record("node_lost", detail=reason)
 
     def _read_ranks(self, ranks: Ranks) -> None:
         """Count a script's printed steps, read the ranks' new lines, and note the ranks that were lost."""
@@ -271,6 +331,14 @@ class Supervisor:
             # Its own launcher ends its ranks.
             return "the script caught SystemExit and trained on" if ranks.ignored_stop else None
         now_ns = time.monotonic_ns()
+        if self._nodes is not None:
+            if self._nodes.lost:
+                return next(iter(self._nodes.lost.values()))
+            if (failed := self._nodes.failed_node()) is not None:
+                # torchrun's agents tell each other within a second, or wait for 300 s (more in its exit barrier).
+                self._node_failed_ns = self._node_failed_ns or now_ns
+                if now_ns > self._node_failed_ns + REPORT_S * 1e9:
+                    return f"{node_label(self._run_file, failed)} has ended"
         if self._first_lost_ns is not None and now_ns > self._first_lost_ns + REPORT_S * 1e9:
             return f"rank {self._end.lost_ranks[0]} exited without reporting an error"
         if ranks.first_exception_ns is not None and now_ns > ranks.first_exception_ns + EXCEPTION_S * 1e9:
@@ -327,11 +395,25 @@ class Supervisor:
         )
         ended = Event(t_ns=time.monotonic_ns(), kind="ended", end=self._end)
         self._events.append(ended)
+        if self._nodes is not None and not self._is_to_settle(self._nodes):
+            delete_states(offload_folder(self._run_file.knobs), self._directory)
+            return
         settling = self._start_settling(ended)
         # Meanwhile: the offloaded states may be on the same full disk, and gigabytes take time.
         delete_states(offload_folder(self._run_file.knobs), self._directory)
         if settling is not None:
             settling.wait()
+
+    def _is_to_settle(self, nodes: Nodes) -> bool:
+        """Wait until the other nodes have ended; True if this one writes the result, False once another has."""
+        while not nodes.has_result():
+            nodes.look()
+            if nodes.have_ended() and nodes.settles():
+                return True
+            self._requests.wait(TICK_S)
+            if requests := self._requests.take():
+                ask_all_nodes(self._directory, kills=signal.SIGUSR1 in requests)
+        return False
 
     def _start_settling(self, ended: Event) -> subprocess.Popen[bytes] | None:
         """Start the process that writes `result.json`; None where this user may have no further process.
@@ -360,7 +442,9 @@ class Supervisor:
             self._events.record("state", state=state, reason=reason)
 
 
-def supervise(directory: Path, bounds: SupervisorBounds, standby: Standby | None = None, cold_reason: str = "") -> None:
+def supervise(
+    directory: Path, bounds: SupervisorBounds, standby: Standby | None = None, cold_reason: str = "", node: int = 0
+) -> None:
     """Supervise the run in `directory` to its end. Exits with a line on stderr if there is no run to start."""
     run = read_run_file(directory)
     if run is None:
@@ -369,7 +453,7 @@ def supervise(directory: Path, bounds: SupervisorBounds, standby: Standby | None
         if (directory / RESULT_FILE).exists():
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
-        Supervisor(directory, run, bounds, lock_fd, standby, cold_reason).run()
+        Supervisor(directory, run, bounds, lock_fd, standby, cold_reason, node).run()
 
 
 DISK_ANSWERS_S = 5.0
@@ -408,8 +492,29 @@ def stand_by(order: str) -> None:
     supervise(directory, SupervisorBounds(), standby)
 
 
+def supervise_node(directory: Path, number: str) -> None:
+    """Supervise a node of a run on several, away from the connection that started it.
+
+    With `slurm` for a number Slurm has started this process on each node, and ends the node's ranks with it.
+    """
+    if number == "slurm":
+        supervise(directory, SupervisorBounds(), node=int(os.environ["SLURM_NODEID"]))
+        return
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    log_file = node_file(directory, SUPERVISOR_LOG, int(number))
+    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(log_file), "ab") as log:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    supervise(directory, SupervisorBounds(), node=int(number))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--standby":
         stand_by(sys.argv[2])
+    elif sys.argv[1] == "--node":
+        supervise_node(Path(sys.argv[3]).resolve(), sys.argv[2])
     else:
         supervise(Path(sys.argv[1]).resolve(), SupervisorBounds(), cold_reason="".join(sys.argv[2:]))

@@ -14,7 +14,8 @@ from .invalid import InvalidInput
 from .memory.allocator import Allocator
 from .records.record_file import WorkerLog
 from .shared.host import ALIVE_LOCK_FILE
-from .shared.process import exit_now, start_ticks
+from .shared.process import die_with_parent, exit_now, start_ticks
+from .shared.words import NODE_VARIABLE
 from .spec import read_spec
 
 EXIT_FAILED = 1
@@ -27,6 +28,10 @@ def main(run_dir: str) -> None:
     """Run one rank and end the process: exit code 0, 1 for an error, 2 for a mistake in the input."""
     folder = Path(run_dir).resolve()
     rank = int(os.environ.get("RANK", "0"))
+    node = int(os.environ.get(NODE_VARIABLE, "0"))
+    if NODE_VARIABLE in os.environ:
+        # Where torchrun's agent is killed, its ranks would train on alone.
+        die_with_parent()
     hold_alive_lock(folder)
     log = WorkerLog(folder, rank)
     log.write(
@@ -34,6 +39,7 @@ def main(run_dir: str) -> None:
         rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        node=node,
         pid=os.getpid(),
         start_ticks=start_ticks(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -148,6 +149,8 @@ class TrainState:
             attention_reason=attention_reason(model, self.knobs),
             checkpointing="full" if is_checkpointed else "off",
             world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+            # torchrun's variable: the number of its agents.
+            nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             device=device.type,
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
             compiled=isinstance(module, OptimizedModule),

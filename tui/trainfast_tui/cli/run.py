@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.hosts import parse_hosts
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive, read_run_file
@@ -56,6 +57,11 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps-from-log",
         metavar="REGEX",
         help="count a script's steps in its output, one a matching line; group (?P<loss>...) is the loss",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="FILE|A,B",
+        help="train on these machines over ssh, a node each; local is this one, FILE has lines `box1 slots=4`",
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
@@ -121,7 +127,9 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
             raise UserError(f"{name} is for a command after --", key=name)
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
-    return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
+    hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
+    spec = resolve(arguments.preset, [*arguments.settings, *steps])
+    return planning.plan_run(spec, arguments.python, hosts=hosts)
 
 
 def attach_arguments(parser: argparse.ArgumentParser) -> None:

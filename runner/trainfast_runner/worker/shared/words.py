@@ -49,3 +49,5 @@ NO_WORK = (0.0, 0.0, 0.0)
 """Calls of operations, FLOPs, bytes moved."""
 TRACED_MICRO_BATCHES = 2
 """Micro-batches of a trace: in the second, gradients are alive from its start, as in all but the first."""
+NODE_VARIABLE = "TRAINFAST_NODE"
+"""The variable with the number of a rank's node, in a run on several."""

@@ -1,0 +1,309 @@
+"""A run on several nodes: what their supervisors tell each other through the shared home, and how their ranks meet.
+
+Every node has a supervisor. It writes a beat a second, reads the beats, events and stop requests of the others, and
+ends its own ranks once another node is lost or has failed. Beats are compared by their content, so clocks that differ
+between machines do not matter; files are opened for each look, which makes NFS ask its server (close-to-open).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from trainfast_runner.machine.devices import visible_to
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.json_lines import Tail, remaining_records
+from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_file
+from trainfast_runner.records.run_file import RunFile, RunNode
+from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
+from trainfast_runner.worker.shared.words import NODE_VARIABLE
+
+BEAT_S = 1.0
+"""Seconds between two beats of a node."""
+SILENT_S = 10.0
+"""Silence after which a node is lost."""
+STARTS_WITHIN_S = 60.0
+"""Chosen, not measured: time for every node to begin; batch systems and cold file systems take tens of seconds."""
+REACHED_WITHIN_S = 5.0
+"""Chosen, not measured: time for a connection between two nodes."""
+STOP_FILE = "stop"
+"""The file by which the run is asked to end on every node: its content is `stop` or `kill`."""
+LOOPBACK = "127.0.0.1"
+TORCHRUN = "torch.distributed.run"
+
+
+def ask_all_nodes(directory: Path, *, kills: bool) -> None:
+    """Ask every node of the run to end its ranks, or with `kills` to kill them at once."""
+    with suppress(OSError):  # a full disk: the node that was asked ends, and the others with it
+        (directory / STOP_FILE).write_text("kill" if kills else "stop")
+
+
+def node_label(run: RunFile, node: int) -> str:
+    """`node 1 (box2)`."""
+    host = run.nodes[node].host if node < len(run.nodes) else ""
+    return f"node {node} ({host})" if host else f"node {node}"
+
+
+class Nodes:
+    """What one node's supervisor tells the others, and sees of them. `look` is called about four times a second."""
+
+    def __init__(self, directory: Path, run: RunFile, node: int) -> None:
+        self.node, self._directory, self._run = node, directory, run
+        self._listener: socket.socket | None = None
+        self._met: list[socket.socket] = []
+        self.start = NodeStart(
+            host=socket.gethostname(),
+            address=(address := own_address(run.nodes[node])),
+            port=self._listen(address) if node == 0 else None,
+            boot_id=boot_id(),
+            monotonic_ns=time.monotonic_ns(),
+            wall_ns=time.time_ns(),
+        )
+        self.stop_word = ""
+        """`stop` or `kill` once the run was asked to end; else empty."""
+        self.lost: dict[int, str] = {}
+        """Lost nodes, each with the reason in words."""
+        self._others = {other: _OtherNode(directory, other) for other in range(len(run.nodes)) if other != node}
+        self._beats, self._due_s = 0, 0.0
+
+    def look(self) -> None:
+        """Write this node's beat and read the others, at most once a `BEAT_S`."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + BEAT_S
+        self._beats += 1
+        with suppress(OSError):  # on a full disk the others see this node as lost
+            (self._directory / f"node{self.node}.beat").write_text(str(self._beats))
+        with suppress(OSError):
+            self.stop_word = (self._directory / STOP_FILE).read_text()
+        for number, other in self._others.items():
+            other.look(now_s)
+            if number not in self.lost and other.end is None and (silent_s := other.silent_s(now_s)) is not None:
+                label = node_label(self._run, number)
+                self.lost[number] = f"{label} is lost: its supervisor was silent for {silent_s:.0f} s"
+
+    def _listen(self, address: str) -> int:
+        """Listen on a free port until the other nodes have reached it, and return it."""
+        self._listener = socket.create_server((address, 0), family=_family(address), backlog=len(self._run.nodes))
+        self._listener.setblocking(False)
+        return int(self._listener.getsockname()[1])
+
+    def meet(self) -> tuple[str, int] | None:
+        """Return address and port of the ranks' rendezvous once every node can reach them; None while one has to come.
+
+        Raises NotPlaced for a node that cannot.
+        """
+        if self.node != 0:
+            start = self._others[0].start
+            if start is None or start.port is None:
+                return None
+            try:
+                socket.create_connection((start.address, start.port), REACHED_WITHIN_S).close()
+            except OSError as error:
+                place = f"{start.address} port {start.port} of {node_label(self._run, 0)}"
+                reason = "no answer: a firewall?" if isinstance(error, TimeoutError) else error.strerror
+                raise NotPlaced(f"{node_label(self._run, self.node)} cannot reach {place}: {reason}") from None
+            return start.address, start.port
+        if self._listener is not None:
+            with suppress(BlockingIOError):
+                self._met.append(self._listener.accept()[0])
+            if len(self._met) < len(self._others):
+                return None
+            for one in (*self._met, self._listener):
+                one.close()  # torchrun listens on the same port next
+            self._listener = None
+        assert self.start.port is not None
+        return self.start.address, self.start.port
+
+    def failed_node(self) -> int | None:
+        """The first other node whose ranks have ended without success; None without one."""
+        ends = ((number, other.end) for number, other in self._others.items())
+        return next(
+            (number for number, end in ends if end is not None and (end.exit_code != 0 or end.lost_ranks)), None
+        )
+
+    def have_ended(self) -> bool:
+        """True once every other node has recorded its end or is lost."""
+        return all(other.end is not None or number in self.lost for number, other in self._others.items())
+
+    def settles(self) -> bool:
+        """True if this node writes the result: node 0, or the first node that is not lost."""
+        return all(number in self.lost for number in range(self.node))
+
+    def has_result(self) -> bool:
+        """True once the result is written."""
+        return (self._directory / RESULT_FILE).exists()
+
+
+class NotPlaced(Exception):
+    """The ranks of a node were not started: it cannot reach the others, or the run ended before."""
+
+
+class _OtherNode:
+    """Another node, by its files in the run directory."""
+
+    def __init__(self, directory: Path, node: int) -> None:
+        self.start: NodeStart | None = None
+        self.end: TrainingEnd | None = None
+        self._path = directory / f"node{node}.beat"
+        self._tail = Tail(node_file(directory, EVENTS_FILE, node), Event)
+        self._beat, self._changed_s = "", time.monotonic()
+
+    def look(self, now_s: float) -> None:
+        """Read the node's beat and its new events."""
+        with suppress(OSError):
+            if (beat := self._path.read_text()) and beat != self._beat:
+                self._beat, self._changed_s = beat, now_s
+        with suppress(OSError):
+            for event in self._tail.new():
+                self.start, self.end = event.node or self.start, event.end or self.end
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Seconds since the node's last sign of life if those are too many; else None."""
+        silent_s = now_s - self._changed_s
+        return silent_s if silent_s > (SILENT_S if self._beat else STARTS_WITHIN_S) else None
+
+
+def own_address(node: RunNode) -> str:
+    """The address that this node publishes: that of the launch, that of ssh's connection, or that towards Slurm's."""
+    if node.address:
+        return node.address
+    # sshd's variable: the client's address and port, then the server's (sshd(8)).
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return connection[2]
+    return address_towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", LOOPBACK))
+
+
+def address_towards(other: str) -> str:
+    """The address of this machine from which packets to `other` go; nothing is sent."""
+    with closing(socket.socket(_family(other), socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((other, 9))
+        except OSError:
+            return LOOPBACK
+        return str(probe.getsockname()[0])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def node_argv(run: RunFile, nodes: Nodes, endpoint: tuple[str, int]) -> list[str]:
+    """The command of torchrun on this node: that of `run.json` with the place where the ranks meet.
+
+    Without `--local-addr` torch publishes `socket.getfqdn()`, which other machines often cannot resolve.
+    """
+    address, port = endpoint
+    host = f"[{address}]" if ":" in address else address
+    options = [
+        f"--nproc-per-node={run.nodes[nodes.node].world_size}",
+        f"--rdzv-endpoint={host}:{port}",
+        f"--rdzv-conf=is_host={'true' if nodes.node == 0 else 'false'}",
+        f"--local-addr={nodes.start.address}",
+    ]
+    after = run.argv.index(TORCHRUN) + 1
+    return [*run.argv[:after], *options, *run.argv[after:]]
+
+
+def node_variables(run: RunFile, nodes: Nodes) -> dict[str, str]:
+    """The variables of this node's ranks: its number, and the interface to the other nodes for gloo and NCCL."""
+    variables = {NODE_VARIABLE: str(nodes.node)}
+    if uuids := run.nodes[nodes.node].device_uuids:
+        variables |= visible_to(uuids)
+    address = nodes.start.address
+    if not address.startswith("127."):
+        names = [name for name, found in psutil.net_if_addrs().items() if address in {one.address for one in found}]
+        variables |= {variable: name for name in names for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    return variables
+
+
+_PRCTL = ctypes.CDLL(None).prctl
+PR_SET_PDEATHSIG = 1
+"""prctl's option, from sys/prctl.h."""
+
+
+def die_with_supervisor() -> None:
+    """In the child, before its program: have the kernel kill it when the thread that started it ends.
+
+    Nobody else could end the ranks of a node whose supervisor was killed.
+    """
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
+    """The ends of all nodes as one; `own` is that of the node that settles, which a full disk may not have taken.
+
+    A node without an end is lost. torchrun's agent on a node that outlives another waits for 300 s and exits with
+    status 0: a status is believed only where every node has one.
+    """
+    found = {
+        node: next((event.end for event in reversed(node_events(directory, node)) if event.end is not None), None)
+        for node in range(len(run.nodes))
+    }
+    ends = {node: end for node, end in found.items() if end is not None} or {0: own}
+    lost = {node: reason for end in ends.values() for node, reason in end.lost_nodes.items() if node not in ends}
+    for node in range(len(run.nodes)):
+        if node not in ends:
+            lost.setdefault(node, f"{node_label(run, node)} is lost: its supervisor ended before its ranks did")
+    failures = [end for end in ends.values() if end.exit_code != 0]
+    # Its own failure outweighs that of a node which was ended for it.
+    first = next((end for end in failures if end.torn_down_reason is None), (failures or [own])[0])
+    killed = next(
+        (
+            f"torchrun on {node_label(run, node)} died of {signal.Signals(-end.exit_code).name}"
+            for node, end in sorted(ends.items())
+            if end.exit_code is not None and end.exit_code < 0 and not end.torn_down_reason and end.stop_ns is None
+        ),
+        None,
+    )
+    return msgspec.structs.replace(
+        first,
+        spawn_error=next((end.spawn_error for end in ends.values() if end.spawn_error is not None), None),
+        lost_ranks=tuple(rank for end in ends.values() for rank in end.lost_ranks),
+        oom_kills=sum(end.oom_kills for end in ends.values()),
+        stop_ns=min((end.stop_ns for end in ends.values() if end.stop_ns is not None), default=None),
+        sigkill=any(end.sigkill and end.stop_ns is not None for end in ends.values()),
+        full_disk_text=next((end.full_disk_text for end in ends.values() if end.full_disk_text is not None), None),
+        lost_nodes=lost,
+        killed_agent=killed,
+        unended=[process for end in ends.values() for process in end.unended],
+    )
+
+
+def node_events(directory: Path, node: int) -> list[Event]:
+    """The events of one node; those that are readable."""
+    events: list[Event] = []
+    with suppress(OSError):
+        events += remaining_records(Tail(node_file(directory, EVENTS_FILE, node), Event))
+    return events
+
+
+def clock_shifts_ns(directory: Path, run: RunFile) -> dict[int, int]:
+    """Nanoseconds to add to the times of each node (CLOCK_MONOTONIC) to bring them to node 0's clock.
+
+    By the wall clocks: as wrong as those differ, which `doctor --hosts` shows. Zero for nodes of one boot.
+    """
+    starts = {node: _start_of(node_events(directory, node)) for node in range(len(run.nodes))}
+    first = starts.get(0)
+    if first is None:
+        return {}
+    return {
+        node: (start.wall_ns - start.monotonic_ns) - (first.wall_ns - first.monotonic_ns)
+        for node, start in starts.items()
+        if start is not None and start.boot_id != first.boot_id
+    }
+
+
+def _start_of(events: Iterable[Event]) -> NodeStart | None:
+    return next((event.node for event in events if event.node is not None), None)
