@@ -37,7 +37,7 @@ from trainfast_runner.records.result import Result, Thinning
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step, StepTotals
 from trainfast_runner.records.tick import HostReading, Tick, TimedReadings, readings_by_device
-from trainfast_runner.records.worker_lines import WARM_ROLES, WorkerLine, WorkerTail, read_knobs_tried
+from trainfast_runner.records.worker_lines import WARM_ROLES, StartedLine, WorkerLine, WorkerTail, read_knobs_tried
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
@@ -294,13 +294,56 @@ def read_records(directory: Path) -> RunRecords:
     records.events = read_events(directory, records)
     records.tried = read_knobs_tried(directory / CONTROL_FILE, records.run)
     _read_steps(directory, records)
-    _read_ticks(directory, records)
+    shifts_ns = _clock_shifts_ns(directory, records.run)
+    _bring_to_one_clock(records, shifts_ns)
+    _read_ticks(directory, records, 0, 0)
+    for node in range(1, len(records.run.nodes) if records.run is not None else 0):
+        _read_ticks(directory, records, node, shifts_ns.get(node, 0))
     return records
 
 
 def read_events(directory: Path, records: RunRecords) -> list[Event]:
     """The supervisor's events; unreadable lines are counted in `records`."""
     return list(_readable_records(Tail(directory / EVENTS_FILE, Event), records))
+
+
+def node_events(directory: Path, node: int) -> list[Event]:
+    """The events of one node of a run on several; those that are readable."""
+    return list(_readable_records(Tail(node_file(directory, EVENTS_FILE, node), Event), RunRecords()))
+
+
+def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
+    """Nanoseconds that bring the times of each node (CLOCK_MONOTONIC) to node 0's clock, where those differ.
+
+    By the wall clocks at the start of each node: as wrong as those differ, which `doctor --hosts` shows.
+    """
+    starts = {}
+    for node in range(len(run.nodes) if run is not None else 0):
+        starts[node] = next((event.node for event in node_events(directory, node) if event.node is not None), None)
+    if (first := starts.get(0)) is None:
+        return {}
+    return {
+        node: (start.wall_ns - start.monotonic_ns) - (first.wall_ns - first.monotonic_ns)
+        for node, start in starts.items()
+        if start is not None and start.boot_id != first.boot_id
+    }
+
+
+def _bring_to_one_clock(records: RunRecords, shifts_ns: dict[int, int]) -> None:
+    """Bring the steps and lines of the ranks on other machines to node 0's clock."""
+    for rank, lines in records.worker_lines.items():
+        started = next((line for line in lines if isinstance(line, StartedLine)), None)
+        if started is None or (shift_ns := shifts_ns.get(started.node)) is None:
+            continue
+        lines[:] = [_shifted(line, shift_ns) for line in lines]
+        records.steps[rank] = [_shifted(step, shift_ns) for step in records.steps.get(rank, [])]
+
+
+Timed = TypeVar("Timed", WorkerLine, Step)
+
+
+def _shifted(record: Timed, shift_ns: int) -> Timed:
+    return msgspec.structs.replace(record, t_ns=max(0, record.t_ns + shift_ns))
 
 
 def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
@@ -326,14 +369,16 @@ def _read_steps(directory: Path, records: RunRecords) -> None:
         records.thinning = Thinning(steps_looked_at=len(records.first_rank_steps), steps_dropped=first.dropped)
 
 
-def _read_ticks(directory: Path, records: RunRecords) -> None:
-    """Ticks are many: only the devices of this run are kept."""
+def _read_ticks(directory: Path, records: RunRecords, node: int, shift_ns: int) -> None:
+    """Ticks are many: only the devices of this run are kept, and of the hosts' readings node 0's."""
     uuids = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    for tick in _readable_records(RecordTail(directory / TELEMETRY_FILE, Tick), records):
-        records.host_samples.append((tick.t_ns, tick.host))
+    for tick in _readable_records(RecordTail(node_file(directory, TELEMETRY_FILE, node), Tick), records):
+        if node == 0:
+            records.host_samples.append((tick.t_ns, tick.host))
         for uuid, readings in readings_by_device([tick]).items():
             if uuid in uuids:
-                records.device_samples.setdefault(uuid, []).extend(readings)
+                shifted = [(t_ns + shift_ns, reading) for t_ns, reading in readings]
+                records.device_samples.setdefault(uuid, []).extend(shifted)
 
 
 def _readable_records(tail: Tail[T], records: RunRecords) -> Iterator[T]:

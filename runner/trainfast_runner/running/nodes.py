@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -21,8 +20,8 @@ import psutil
 
 from trainfast_runner.machine.devices import visible_to
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.json_lines import Tail, remaining_records
-from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_file
+from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
 from trainfast_runner.worker.shared.words import NODE_VARIABLE
@@ -279,31 +278,3 @@ def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
         killed_agent=killed,
         unended=[process for end in ends.values() for process in end.unended],
     )
-
-
-def node_events(directory: Path, node: int) -> list[Event]:
-    """The events of one node; those that are readable."""
-    events: list[Event] = []
-    with suppress(OSError):
-        events += remaining_records(Tail(node_file(directory, EVENTS_FILE, node), Event))
-    return events
-
-
-def clock_shifts_ns(directory: Path, run: RunFile) -> dict[int, int]:
-    """Nanoseconds to add to the times of each node (CLOCK_MONOTONIC) to bring them to node 0's clock.
-
-    By the wall clocks: as wrong as those differ, which `doctor --hosts` shows. Zero for nodes of one boot.
-    """
-    starts = {node: _start_of(node_events(directory, node)) for node in range(len(run.nodes))}
-    first = starts.get(0)
-    if first is None:
-        return {}
-    return {
-        node: (start.wall_ns - start.monotonic_ns) - (first.wall_ns - first.monotonic_ns)
-        for node, start in starts.items()
-        if start is not None and start.boot_id != first.boot_id
-    }
-
-
-def _start_of(events: Iterable[Event]) -> NodeStart | None:
-    return next((event.node for event in events if event.node is not None), None)

@@ -36,6 +36,7 @@ from trainfast_runner.records.run_directory import (
     RunRecords,
     exclusive_lock,
     is_alive,
+    node_events,
     read_events,
     read_records,
     read_result,
@@ -49,7 +50,7 @@ from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, I
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
-from trainfast_runner.running.nodes import ask_all_nodes, merged_end, node_events
+from trainfast_runner.running.nodes import ask_all_nodes, merged_end
 from trainfast_runner.running.present_state import (
     LEFT_BEHIND,
     forks_left_by,

@@ -1,0 +1,113 @@
+"""Runs on two nodes of this machine (`local,local`): what ran, and how each fault ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cli.command import SMALL, Cli
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result
+
+DDP = [*SMALL, "--set", "strategy=ddp"]
+NAMED_WITHIN_S = 15.0
+"""The promise: a fault has a named outcome within this."""
+
+
+def result_of(cli: Cli, *words: str) -> Any:
+    done = cli("run", "tiny-llama", *DDP, *words, "--json")
+    assert done.code == 0, done.err
+    return done.json
+
+
+def test_two_nodes_train_as_two_devices_of_one(cli: Cli) -> None:
+    apart = result_of(cli, "--hosts", "local,local", "--set", "steps=6")
+    together = result_of(cli, "--set", "devices=cpu:2", "--set", "steps=6")
+    assert apart["actual"]["nodes"] == 2
+    assert together["actual"]["nodes"] == 1
+    assert apart["actual"]["world_size"] == 2
+    assert apart["loss"] == together["loss"]
+
+
+class Live:
+    """A live run of two nodes, and its processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """The supervisors, agents and ranks of both nodes, by name and node."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                words, variables = process.cmdline(), process.environ()
+            except psutil.Error:
+                continue
+            if str(self.directory) not in words or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if "--node" in words:
+                found[f"supervisor {words[words.index('--node') + 1]}"] = process
+            elif "torch.distributed.run" in words:
+                found[f"agent {variables.get('TRAINFAST_NODE')}"] = process
+            else:
+                found[f"rank of node {variables.get('TRAINFAST_NODE')}"] = process
+        return found
+
+    def await_(self, condition: Callable[[], bool], within_s: float) -> float:
+        began_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() < began_s + within_s, sorted(self.processes())
+            time.sleep(0.1)
+        return time.monotonic() - began_s
+
+    def result(self) -> Result:
+        """The result, once it is there within the promise and nothing is left."""
+        self.await_(lambda: read_result(self.directory) is not None and not self.processes(), NAMED_WITHIN_S)
+        result = read_result(self.directory)
+        assert result is not None
+        return result
+
+
+@pytest.fixture
+def live(cli: Cli) -> Iterator[Live]:
+    done = cli("run", "tiny-llama", "--hosts", "local,local", *DDP, "--set", "steps=100000", "--detach")
+    assert done.code == 0, done.err
+    run = Live(Home(cli.home).directory(done.out.split()[-1]))
+    try:
+        run.await_(lambda: (run.directory / "steps.jsonl").exists(), 60)
+        yield run
+    finally:
+        for process in run.processes().values():
+            process.send_signal(signal.SIGKILL)
+
+
+FAULTS = {
+    "rank of node 0": ("failed", "rank"),
+    "rank of node 1": ("failed", "rank"),
+    "agent 0": ("killed", "torchrun on node 0 (local) died of SIGKILL"),
+    "agent 1": ("killed", "torchrun on node 1 (local) died of SIGKILL"),
+    "supervisor 0": ("lost", "node 0 (local) is lost: its supervisor"),
+    "supervisor 1": ("lost", "node 1 (local) is lost: its supervisor"),
+}
+
+
+@pytest.mark.parametrize("victim", FAULTS)
+def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(live: Live, victim: str) -> None:
+    processes = live.processes()
+    assert set(processes) == set(FAULTS)
+    processes[victim].send_signal(signal.SIGKILL)
+    result = live.result()
+    state, reason = FAULTS[victim]
+    assert (result.state, reason in (result.reason or "")) == (state, True), result.reason
+
+
+def test_stop_ends_every_node(cli: Cli, live: Live) -> None:
+    assert cli("stop", live.directory.name).code == 0
+    assert live.result().state == "stopped"
