@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cli.command import SMALL, Cli
+from nodes.sshd import Sshd
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
@@ -111,3 +112,42 @@ def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(live: Live, vic
 def test_stop_ends_every_node(cli: Cli, live: Live) -> None:
     assert cli("stop", live.directory.name).code == 0
     assert live.result().state == "stopped"
+
+
+@pytest.fixture
+def ssh(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
+    monkeypatch.setenv("TRAINFAST_SSH", sshd.ssh)
+    return sshd
+
+
+def test_a_run_over_ssh_outlives_its_connections(cli: Cli, ssh: Sshd) -> None:
+    done = cli("run", "tiny-llama", "--hosts", f"local,{ssh.name}", *DDP, "--set", "steps=60", "--detach")
+    assert done.code == 0, done.err
+    run = Live(Home(cli.home).directory(done.out.split()[-1]))
+    assert not psutil.Process(ssh.pid).children(recursive=True)  # nothing holds the connection
+    run.await_(lambda: read_result(run.directory) is not None, 60)
+    result = read_result(run.directory)
+    assert result is not None
+    assert (result.state, result.actual and result.actual.nodes) == ("finished", 2)
+    run.await_(lambda: not run.processes(), 10)
+
+
+def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli: Cli, ssh: Sshd, tmp_path: Path) -> None:
+    # An ssh that is killed with its session as soon as it places a supervisor.
+    killed = tmp_path / "killed-ssh"
+    killed.write_text(f'#!/bin/sh\ncase "$*" in *supervisor*) kill -9 $$;; esac\nexec {ssh.ssh} "$@"\n')
+    killed.chmod(0o755)
+    done = cli("run", "tiny-llama", "--hosts", f"local,{ssh.name}", *DDP, "--detach", TRAINFAST_SSH=str(killed))
+    assert done.code == 4
+    assert "its supervisor did not start" in done.err
+    assert "SIGKILL" in done.err
+    run = Live(Home(cli.home).directory(Home(cli.home).run_ids()[-1]))
+    assert run.result().state in ("failed_to_start", "lost")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"), [("local,nowhere.invalid", "is unknown"), ("local,-oProxyCommand=x", "is not a host name")]
+)
+def test_a_host_that_cannot_take_part_is_refused(cli: Cli, hosts: str, words: str) -> None:
+    assert words in cli("run", "tiny-llama", *DDP, "--hosts", hosts).refused()
+    assert not Home(cli.home).run_ids()

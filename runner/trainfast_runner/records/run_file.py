@@ -313,6 +313,11 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """True if the CPU computes in fp16; None for a run on GPUs."""
 
     @property
+    def is_slurm_job(self) -> bool:
+        """True if Slurm places the run's nodes."""
+        return bool(self.nodes) and not self.nodes[0].host
+
+    @property
     def predicted_bytes(self) -> int | None:
         """The peak that was predicted for the fullest rank; None when nothing was."""
         return None if self.predicted is None else self.predicted.total_bytes

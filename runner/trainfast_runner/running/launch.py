@@ -83,7 +83,7 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                     shutil.rmtree(directory, ignore_errors=True)
                     raise
             if plan.placement is not None:
-                start_nodes(directory, plan.placement.nodes)
+                start_nodes(directory, plan.placement)
             else:
                 _start_supervisor(directory, *WARM.take(standby_key(plan)))
         except OSError as error:

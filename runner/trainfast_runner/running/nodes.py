@@ -87,7 +87,11 @@ class Nodes:
             self.stop_word = (self._directory / STOP_FILE).read_text()
         for number, other in self._others.items():
             other.look(now_s)
-            if number not in self.lost and other.end is None and (silent_s := other.silent_s(now_s)) is not None:
+            if (
+                number not in self.lost
+                and other.end is None
+                and (silent_s := other.silent_s(now_s, is_awaited=not self.stop_word)) is not None
+            ):
                 label = node_label(self._run, number)
                 self.lost[number] = f"{label} is lost: its supervisor was silent for {silent_s:.0f} s"
 
@@ -167,10 +171,13 @@ class _OtherNode:
             for event in self._tail.new():
                 self.start, self.end = event.node or self.start, event.end or self.end
 
-    def silent_s(self, now_s: float) -> float | None:
-        """Seconds since the node's last sign of life if those are too many; else None."""
+    def silent_s(self, now_s: float, *, is_awaited: bool) -> float | None:
+        """Seconds since the node's last sign of life if those are too many; else None.
+
+        A node that has not begun has longer, while it `is_awaited`.
+        """
         silent_s = now_s - self._changed_s
-        return silent_s if silent_s > (SILENT_S if self._beat else STARTS_WITHIN_S) else None
+        return silent_s if silent_s > (SILENT_S if self._beat or not is_awaited else STARTS_WITHIN_S) else None
 
 
 def own_address(node: RunNode) -> str:

@@ -26,10 +26,12 @@ from trainfast_runner.machine.devices import Gpus, Machine, detect_machine
 from trainfast_runner.machine.hosts import Host, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, SUPERVISOR_LOG, node_file
 from trainfast_runner.records.run_file import RunNode
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.nodes import LOOPBACK, ask_all_nodes
+from trainfast_runner.running.slurm import JOB_FILE, batch_script, node_count, submit
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, counted
 
@@ -75,6 +77,8 @@ class Placement:
     """Node 0's own name."""
     boot_id: str
     """Node 0's."""
+    slurm_options: tuple[str, ...] | None = None
+    """Options of sbatch; None where ssh places the nodes."""
 
     def devices_of_all(self) -> KnobValue:
         """The `devices` knob of all nodes together, as the checks and predictions need it."""
@@ -118,6 +122,32 @@ def place(hosts: Sequence[Host], devices: KnobValue, python: str, home: Home) ->
         uuids = [gpu.uuid for gpu in chosen if gpu.uuid]
         nodes.append(RunNode(host=host.name, world_size=count, address=one.address or seen, device_uuids=uuids))
     return Placement(tuple(nodes), tuple(gpus), facts[0].host, facts[0].boot_id)
+
+
+def place_by_slurm(options: Sequence[str], devices: KnobValue, machine: Machine) -> Placement:
+    """The nodes that these options of sbatch ask for, with `devices` ranks each, by default as many as GPUs, or one.
+
+    The machine of the launch stands for them: Slurm starts a job when it likes, and what cannot run is refused now.
+    Raises UserError.
+    """
+    on_cpu = asks_for_cpu(devices) or not machine.gpus
+    count = count_asked(devices) if asks_for_cpu(devices) else devices
+    if count is None:
+        count = 1 if on_cpu else len(machine.gpus)
+    if not isinstance(count, int):
+        raise UserError(f"devices={devices} names GPUs: with --slurm it counts those of each node", key="devices")
+    if on_cpu and devices is not None and not asks_for_cpu(devices):
+        raise UserError(
+            f"devices={devices}: there is no GPU here by which a job on GPUs can be checked: {machine.no_gpu_reason}",
+            key="devices",
+            advice="start it on a machine like the nodes, or devices=cpu",
+        )
+    if not on_cpu and count > len(machine.gpus):
+        message = f"devices={count}, but a machine like this one has {counted(len(machine.gpus), 'GPU')}"
+        raise UserError(message, key="devices")
+    nodes = (RunNode(host="", world_size=count),) * node_count(options)
+    gpus = () if on_cpu else machine.gpus[:count] * len(nodes)
+    return Placement(nodes, gpus, host="", boot_id="", slurm_options=tuple(options))
 
 
 def _ask_all(hosts: Sequence[Host], python: str, home: Home) -> list[HostFacts]:
@@ -195,11 +225,17 @@ def _refuse_unfit(host: Host, facts: HostFacts, here: HostFacts, nonce: str, ske
         raise _refusal(host, f"its clock is {skew_s:.0f} s off from this machine's", "NTP on both")
 
 
-def start_nodes(directory: Path, nodes: Sequence[RunNode]) -> None:
-    """Start the supervisor of each node; return once each has begun.
+def start_nodes(directory: Path, placement: Placement) -> None:
+    """Start the supervisor of each node; return once each has begun, or Slurm has queued them.
 
     Raises UserError where one does not; the run is then ended on all of them.
     """
+    nodes = placement.nodes
+    if placement.slurm_options is not None:
+        words = module_argv("trainfast_runner.running.supervisor", "--node", "slurm", str(directory))
+        job = submit(batch_script(len(nodes), words, directory), placement.slurm_options)
+        write_atomically(directory / JOB_FILE, job.encode())
+        return
     with ThreadPoolExecutor(len(nodes)) as pool:
         try:
             list(

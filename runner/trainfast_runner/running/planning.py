@@ -17,7 +17,14 @@ from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, warm_python
 from trainfast_runner.machine.cpu import CpuWindow, ThreadPolicy, thread_variables
-from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.devices import (
+    DEVICE_VARIABLES,
+    VISIBLE_DEVICES,
+    Gpus,
+    Machine,
+    detect_machine,
+    visible_gpus,
+)
 from trainfast_runner.machine.hosts import Host
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.headroom import limit_below_weights_error
@@ -32,7 +39,7 @@ from trainfast_runner.records.run_directory import is_unfinished, read_run_file
 from trainfast_runner.records.run_file import FIRST_TORCH, PredictedSpeed, RunFile, ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.command import ScriptCommand, read_command
-from trainfast_runner.running.placing import Placement, place
+from trainfast_runner.running.placing import Placement, place, place_by_slurm
 from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.settings import compatibility, device_counts
 from trainfast_runner.settings.compatibility import Facts, check
@@ -115,19 +122,29 @@ class RunPlan:
 
 
 def plan_run(
-    spec: RunSpec, python: str | None = None, among: Sequence[str] = (), hosts: Sequence[Host] = ()
+    spec: RunSpec,
+    python: str | None = None,
+    among: Sequence[str] = (),
+    hosts: Sequence[Host] = (),
+    slurm_options: Sequence[str] | None = None,
 ) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
     `among` are the UUIDs of the GPUs that the run may use: empty for all, without meaning if `devices` names GPUs.
-    With `hosts` the run is on these: `devices` counts those of each, and every check is of all together.
+    With `hosts` the run is on these, with `slurm_options` on the nodes that Slurm gives: `devices` counts those of each
+    node, and every check is of all together.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     asked_ns, window = time.monotonic_ns(), CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
     placement = None
+    executable = training_python.find_python(python)
     if hosts:
-        placement = place(hosts, spec.knobs["devices"], training_python.find_python(python), Home())
+        placement = place(hosts, spec.knobs["devices"], executable, Home())
+    elif slurm_options is not None:
+        machine = detect_machine(warm_python.torch_build(executable))
+        placement = place_by_slurm(slurm_options, spec.knobs["devices"], machine)
+    if placement is not None:
         spec = replace(spec, knobs={**spec.knobs, "devices": placement.devices_of_all()})
     inspection, machine = _check_settings(spec, python, among, placement)
     devices = device_counts.device_count(spec, machine)
@@ -137,6 +154,9 @@ def plan_run(
     gpus = device_counts.chosen_gpus(spec.knobs, machine)
     versions = {"python": inspection.python, **inspection.versions}
     env = _worker_variables(spec, machine, ranks, gpus, inspection)
+    if placement is not None:
+        for name in DEVICE_VARIABLES:  # each node sees its own
+            env.pop(name, None)
     plan = plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
     if placement is not None:
         knobs = {**plan.spec.knobs, "devices": placement.devices_of_each()}
@@ -463,7 +483,9 @@ def refuse_busy(plan: RunPlan, home: Home) -> None:
 
 
 def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
-    """A live run of this home on one of the plan's devices; the CPU is one device."""
+    """A live run of this home on one of the plan's devices; the CPU is one device. Slurm keeps its own jobs apart."""
+    if plan.placement is not None and plan.placement.slurm_options is not None:
+        return None
     return next((run for run in live_runs(home) if _shares_a_device(run, plan)), None)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from trainfast_runner.records.run_directory import (
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
+from trainfast_runner.running.slurm import end_reason, job_of, job_state
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, LOCK_PAUSE_S
 
 BEING_MADE_S = 10.0
@@ -70,7 +71,8 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
     result = read_result(directory)
     if result is None:
         if (host := other_host(run)) is not None:
-            return _recorded_state(host, (events or StateEvents(directory)).read())
+            recorded = _recorded_state(host, (events or StateEvents(directory)).read())
+            return recorded if run is None or not run.is_slurm_job else _job_state(directory, recorded)
         if is_alive(directory):
             live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
             if live.supervised or _is_still_alive(directory):
@@ -115,6 +117,8 @@ def other_host(run: RunFile | None) -> str | None:
     Locks, pids and clocks of another machine mean nothing here. A container has a name of its own and the boot of its
     machine.
     """
+    if run is not None and run.is_slurm_job:
+        return "of a Slurm job"
     is_here = run is None or run.host in ("", socket.gethostname()) or run.boot_id == boot_id()
     return None if is_here or run is None else run.host
 
@@ -140,6 +144,27 @@ def _recorded_state(host: str, events: list[Event]) -> RunState:
     state = event.state if event and event.state else "starting"
     is_live = state not in END_STATES
     return RunState(state if is_live else "stopping", supervised=True, reason=f"on host {host}, as recorded")
+
+
+def _job_state(directory: Path, recorded: RunState) -> RunState:
+    """The state of a run that is a Slurm job: as recorded while it runs."""
+    job = job_of(directory)
+    stage = job_state(job) if job is not None else None
+    if stage is None:
+        return RunState("starting", supervised=True)
+    if stage.stage == "pending":
+        return RunState("starting", supervised=True, reason=f"queued by Slurm: {stage.reason or stage.state}")
+    if stage.stage == "gone" and not _settles_soon(directory):
+        return RunState("lost", reason=end_reason(stage) or "its Slurm job has ended without a result")
+    return replace(recorded, reason=f"Slurm job {job}")
+
+
+def _settles_soon(directory: Path) -> bool:
+    """Return True if the result comes within the time of a slow disk."""
+    deadline_s = time.monotonic() + READERS_WITHIN_S
+    while not (directory / RESULT_FILE).exists() and time.monotonic() < deadline_s:
+        time.sleep(LOCK_PAUSE_S)
+    return (directory / RESULT_FILE).exists()
 
 
 def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:

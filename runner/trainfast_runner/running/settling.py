@@ -61,6 +61,7 @@ from trainfast_runner.running.present_state import (
     run_state,
     running_ranks,
 )
+from trainfast_runner.running.slurm import cancel, end_reason, job_of, job_state
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, delete_states
@@ -85,6 +86,7 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         verdict, ended_ns = _lost_verdict(records, LEFT_BEHIND), records.last_t_ns()
     else:
         verdict, ended_ns = _verdict(directory, records, ended.end), ended.t_ns
+    verdict = _by_slurm(directory, verdict)
     if on_verdict is not None:
         on_verdict(verdict)
     try:
@@ -106,6 +108,14 @@ def _end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | N
     if ended is None or ended.end is None:
         return None
     return msgspec.structs.replace(ended, end=merged_end(directory, run, ended.end))
+
+
+def _by_slurm(directory: Path, verdict: Verdict) -> Verdict:
+    """The verdict on a run that Slurm ended, which is stopped, with Slurm's reason; any other as it is."""
+    if verdict.state not in ("stopped", "killed", "lost") or (job := job_of(directory)) is None:
+        return verdict
+    reason = end_reason(job_state(job))
+    return verdict if reason is None else Verdict("stopped", f"{reason}; {verdict.reason}")
 
 
 def _read_records_or_note_trouble(directory: Path) -> RunRecords:
@@ -187,7 +197,9 @@ def recover_result(directory: Path) -> Result | None:
     """
     result = read_result(directory)
     run = read_run_file(directory)
-    if result is not None or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
+    if result is not None or run is None or unreadable_reason(directory) is not None:
+        return result
+    if other_host(run) is not None and not (run.is_slurm_job and _job_is_gone(directory)):
         return result
     with exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:
@@ -201,6 +213,12 @@ def recover_result(directory: Path) -> Result | None:
             _write_result(directory, result)
         delete_states(offload_folder(run.knobs), directory)
         return result
+
+
+def _job_is_gone(directory: Path) -> bool:
+    """True if the run's Slurm job has ended, or was never queued."""
+    job = job_of(directory)
+    return job is not None and job_state(job).stage == "gone"
 
 
 def remove_run(home: Home, run_id: str) -> None:
@@ -330,6 +348,8 @@ def _signal_supervisor(directory: Path, signum: int) -> bool:
     run = read_run_file(directory)
     if run is not None and run.nodes and not (directory / RESULT_FILE).exists():
         ask_all_nodes(directory, kills=signum == signal.SIGUSR1)
+        if (job := job_of(directory)) is not None and job_state(job).stage == "pending":
+            cancel(job)
         if other_host(run) is not None:
             return True
     refuse_left_alone(directory)

@@ -17,6 +17,8 @@ from trainfast_runner.errors import UserError
 
 SLURM_LOG = "slurm.log"
 """The output of the batch script, in the run directory."""
+JOB_FILE = "slurm.job"
+"""The file with the id of a run's job, in the run directory."""
 SUBMIT_WITHIN_S, ANSWER_WITHIN_S = 120.0, 20.0
 """Chosen, not measured: sbatch itself retries for a while where the controller is busy; squeue and scancel answer
 within Slurm's own MessageTimeout, by default 10 s."""
@@ -136,6 +138,14 @@ def job_state(job_id: str) -> JobState:
         "pending" if state in PENDING else "gone" if state in GONE else "running"
     )
     return JobState(stage, state, "" if reason == "None" else reason)
+
+
+def job_of(directory: Path) -> str | None:
+    """Return the id of the job that the run is; None for a run that Slurm has not placed."""
+    try:
+        return (directory / JOB_FILE).read_text().strip() or None
+    except OSError:
+        return None
 
 
 def cancel(job_id: str) -> None:

@@ -6,6 +6,7 @@ Modules that only a started run needs are imported where they are used: a refusa
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.hosts import parse_hosts
@@ -63,6 +64,13 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|A,B",
         help="train on these machines over ssh, a node each; local is this one, FILE has lines `box1 slots=4`",
     )
+    parser.add_argument(
+        "--slurm",
+        metavar="OPTIONS",
+        nargs="?",
+        const="",
+        help="queue the run with Slurm, with these options of sbatch in one word, as in --slurm='-N 2 -p gpu'",
+    )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
     add_python(parser)
@@ -108,6 +116,10 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
+        for option in ("hosts", "slurm"):
+            if getattr(arguments, option) is not None:
+                message = f"--{option} is for a preset: a script on several nodes has its own launcher"
+                raise UserError(message, key=f"--{option}", advice="srun or torchrun after --")
         from trainfast_runner.running.planning import plan_script
 
         return plan_script(
@@ -128,8 +140,14 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
+    try:
+        slurm_options = None if arguments.slurm is None else shlex.split(arguments.slurm)
+    except ValueError as error:
+        raise UserError(f"--slurm={arguments.slurm} is no list of words: {error}", key="--slurm") from None
+    if hosts and slurm_options is not None:
+        raise UserError("--hosts and --slurm both place the run: one of them", key="--slurm")
     spec = resolve(arguments.preset, [*arguments.settings, *steps])
-    return planning.plan_run(spec, arguments.python, hosts=hosts)
+    return planning.plan_run(spec, arguments.python, hosts=hosts, slurm_options=slurm_options)
 
 
 def attach_arguments(parser: argparse.ArgumentParser) -> None:
