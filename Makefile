@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-ci test-long test-longest install check bench house clean
+.PHONY: run test test-ci test-long test-longest test-slurm install check bench house clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
 
 # Three processes on two cores: a test that waits for a training or a terminal leaves its core to another.
 test: install
-	$(VENV)/bin/python -m pytest -n 3 --dist loadgroup -m "not long and not longest"
+	$(VENV)/bin/python -m pytest -n 3 --dist loadgroup -m "not long and not longest and not slurm"
 
 # The long tests that .ci/run keeps: each strategy and engine, and what is too slow for make test.
 test-ci: install
@@ -21,6 +21,10 @@ test-long: install
 
 test-longest: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m longest
+
+# A real Slurm of two nodes on this machine, from Debian's packages, unpacked and not installed.
+test-slurm: install
+	@$(VENV)/bin/python tests/slurm/cluster.py $(TESTS)
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -38,7 +38,7 @@ ENDED_BY_SLURM = {
 GONE = {*ENDED_BY_SLURM, "COMPLETED", "FAILED"}
 NO_SUCH_JOB = ("Invalid job id", "already completing or completed")
 """Part of Slurm's error about a job that it has forgotten (after MinJobAge, by default 300 s) or that has ended."""
-CANNOT_START = {"BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit"}
+CANNOT_START = {"BadConstraints", "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit"}
 """Reasons for which a job would wait until an administrator changes a limit; whether sbatch refuses it at once is up to
 EnforcePartLimits of slurm.conf(5)."""
 NOT_ONE_JOB = {
@@ -65,7 +65,7 @@ class JobState:
 def node_count(options: Sequence[str]) -> int:
     """Return the nodes that options of sbatch(1) ask for, 1 by default. Raises UserError unless it is one number."""
     nodes = "1"
-    for option, following in zip(options, [*options[1:], ""], strict=True):
+    for option, following in zip(options, [*options[1:], ""], strict=False):
         if found := re.fullmatch(r"(?:-N|--nodes(?==|$))=?(.*)", option, re.DOTALL):
             nodes = found[1] or following
     if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
