@@ -93,6 +93,8 @@ RECENT_TELEMETRY_BYTES = 24 << 20
 """The end of longer telemetry that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
+NEWEST_TICK_BYTES = 64 << 10
+"""The end of another node's telemetry that is read: a tick of eight GPUs has 12 kB."""
 RECENT_BYTES = 4 << 20
 """The end of any other longer file that is read: more than is kept."""
 FIRST_STEPS_BYTES = 32 << 10
@@ -141,6 +143,8 @@ class RunSnapshot:
     """The bottlenecks, the costliest first: of a live run now, of an ended run as a whole."""
     steady: SteadyState = dataclasses.field(default_factory=SteadyState)
     """The warm-up: of a live run's newest steps, of all steps of an ended run."""
+    other_nodes: tuple[tuple[str, Tick], ...] = ()
+    """The other nodes of the run, each with its host and newest tick."""
     tried: tuple[dict[str, Any], ...] = ()
     """Knobs of each trial of a search's warm process, the newest last."""
 
@@ -206,6 +210,8 @@ class Follower:
         )
         self._events = FollowedFile(Tail(directory / run_directory.EVENTS_FILE, Event), EVENTS_KEPT)
         self._state_events = StateEvents(directory)
+        self._node_ticks: dict[int, FollowedFile[Tick]] = {}
+        """The newest tick of each other node of the run."""
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
@@ -246,6 +252,7 @@ class Follower:
             events=tuple(self._events.kept),
             synthetic=previous.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
+            other_nodes=self._other_nodes(),
             unreadable_lines=sum(file.tail.unreadable for file in self._files()),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
@@ -273,6 +280,19 @@ class Follower:
             if self._snapshot.run_file is not None and ticks:
                 self._live.renew(self._snapshot.run_file, self._steps, self._ticks.kept, self._events.kept, join)
         return self._log.read() or grew or bool(events or ticks)
+
+    def _other_nodes(self) -> tuple[tuple[str, Tick], ...]:
+        """The hosts and newest ticks of the other nodes."""
+        run, found = self._snapshot.run_file, []
+        for node, asked in enumerate(run.nodes if run is not None else ()):
+            if node == 0:
+                continue
+            if node not in self._node_ticks:
+                path = run_directory.node_file(self.directory, run_directory.TELEMETRY_FILE, node)
+                self._node_ticks[node] = FollowedFile(RecordTail(path, Tick), 1, NEWEST_TICK_BYTES)
+            self._node_ticks[node].read()
+            found += [(asked.host or f"node {node}", tick) for tick in self._node_ticks[node].kept]
+        return tuple(found)
 
     def _files(self) -> list[FollowedFile[Any]]:
         return [*self._step_files.values(), *self._line_files.values(), self._ticks, self._events]

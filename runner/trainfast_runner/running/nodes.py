@@ -35,15 +35,23 @@ STARTS_WITHIN_S = 60.0
 REACHED_WITHIN_S = 5.0
 """Chosen, not measured: time for a connection between two nodes."""
 STOP_FILE = "stop"
-"""The file by which the run is asked to end on every node: its content is `stop` or `kill`."""
+"""The file by which the run is asked to end on every node; its content is one of the words below."""
+STOP, KILL, BY_SLURM = "stop", "kill", "slurm"
 LOOPBACK = "127.0.0.1"
 TORCHRUN = "torch.distributed.run"
 
 
-def ask_all_nodes(directory: Path, *, kills: bool) -> None:
-    """Ask every node of the run to end its ranks, or with `kills` to kill them at once."""
+def ask_all_nodes(directory: Path, word: str) -> None:
+    """Ask every node of the run to end its ranks, with KILL at once; BY_SLURM where Slurm asked."""
     with suppress(OSError):  # a full disk: the node that was asked ends, and the others with it
-        (directory / STOP_FILE).write_text("kill" if kills else "stop")
+        (directory / STOP_FILE).write_text(word)
+
+
+def stop_word(directory: Path) -> str:
+    """The word by which the run was asked to end; empty before."""
+    with suppress(OSError):
+        return (directory / STOP_FILE).read_text()
+    return ""
 
 
 def node_label(run: RunFile, node: int) -> str:
@@ -68,7 +76,7 @@ class Nodes:
             wall_ns=time.time_ns(),
         )
         self.stop_word = ""
-        """`stop` or `kill` once the run was asked to end; else empty."""
+        """As of `stop_word`."""
         self.lost: dict[int, str] = {}
         """Lost nodes, each with the reason in words."""
         self._others = {other: _OtherNode(directory, other) for other in range(len(run.nodes)) if other != node}
@@ -83,8 +91,7 @@ class Nodes:
         self._beats += 1
         with suppress(OSError):  # on a full disk the others see this node as lost
             (self._directory / f"node{self.node}.beat").write_text(str(self._beats))
-        with suppress(OSError):
-            self.stop_word = (self._directory / STOP_FILE).read_text()
+        self.stop_word = stop_word(self._directory)
         for number, other in self._others.items():
             other.look(now_s)
             if (

@@ -30,7 +30,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, SUPERVISOR_LOG, node_file
 from trainfast_runner.records.run_file import RunNode
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.running.nodes import LOOPBACK, ask_all_nodes
+from trainfast_runner.running.nodes import KILL, LOOPBACK, ask_all_nodes
 from trainfast_runner.running.slurm import JOB_FILE, batch_script, node_count, submit
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, counted
@@ -244,7 +244,7 @@ def start_nodes(directory: Path, placement: Placement) -> None:
                 )
             )
         except UserError:
-            ask_all_nodes(directory, kills=True)
+            ask_all_nodes(directory, KILL)
             raise
 
 

@@ -50,7 +50,7 @@ from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, I
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
-from trainfast_runner.running.nodes import ask_all_nodes, merged_end
+from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, merged_end, stop_word
 from trainfast_runner.running.present_state import (
     LEFT_BEHIND,
     forks_left_by,
@@ -115,6 +115,8 @@ def _by_slurm(directory: Path, verdict: Verdict) -> Verdict:
     if verdict.state not in ("stopped", "killed", "lost") or (job := job_of(directory)) is None:
         return verdict
     reason = end_reason(job_state(job))
+    if reason is None and stop_word(directory) == BY_SLURM:
+        reason = "Slurm ended it"
     return verdict if reason is None else Verdict("stopped", f"{reason}; {verdict.reason}")
 
 
@@ -347,7 +349,7 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 def _signal_supervisor(directory: Path, signum: int) -> bool:
     run = read_run_file(directory)
     if run is not None and run.nodes and not (directory / RESULT_FILE).exists():
-        ask_all_nodes(directory, kills=signum == signal.SIGUSR1)
+        ask_all_nodes(directory, KILL if signum == signal.SIGUSR1 else STOP)
         if (job := job_of(directory)) is not None and job_state(job).stage == "pending":
             cancel(job)
         if other_host(run) is not None:

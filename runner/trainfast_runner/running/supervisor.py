@@ -37,6 +37,9 @@ from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, 
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
 from trainfast_runner.running.nodes import (
+    BY_SLURM,
+    KILL,
+    STOP,
     Nodes,
     NotPlaced,
     ask_all_nodes,
@@ -44,6 +47,7 @@ from trainfast_runner.running.nodes import (
     node_argv,
     node_label,
     node_variables,
+    stop_word,
 )
 from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, Standby, StopLadder, StopRequests
@@ -267,8 +271,12 @@ class Supervisor:
         for signum in self._requests.take():
             kills = signum == signal.SIGUSR1
             if self._nodes is not None:
-                ask_all_nodes(self._directory, kills=kills)
+                ask_all_nodes(self._directory, self._word_of(signum))
             self._stop(child, kills=kills)
+
+    def _word_of(self, signum: int) -> str:
+        """The word for the other nodes; a job gets signals of Slurm alone, because `stop` asks by the file."""
+        return KILL if signum == signal.SIGUSR1 else BY_SLURM if self._run_file.is_slurm_job else STOP
 
     def _stop(self, child: Identity, *, kills: bool) -> None:
         """Begin to end the training as a person asked, or kill it."""
@@ -283,7 +291,7 @@ class Supervisor:
         if self._nodes is None:
             return
         self._nodes.look()
-        if self._nodes.stop_word == "kill" and not self._ladder.killing:
+        if self._nodes.stop_word == KILL and not self._ladder.killing:
             self._stop(child, kills=True)
         elif self._nodes.stop_word and not self._ladder.begun:
             self._stop(child, kills=False)
@@ -405,14 +413,19 @@ class Supervisor:
             settling.wait()
 
     def _is_to_settle(self, nodes: Nodes) -> bool:
-        """Wait until the other nodes have ended; True if this one writes the result, False once another has."""
+        """Wait until the other nodes have ended; True if this one writes the result, False once another has.
+
+        Of a job that Slurm ends only the next reader learns the reason, once the job is gone: it writes the result.
+        """
         while not nodes.has_result():
             nodes.look()
+            if nodes.have_ended() and stop_word(self._directory) == BY_SLURM:
+                return False
             if nodes.have_ended() and nodes.settles():
                 return True
             self._requests.wait(TICK_S)
-            if requests := self._requests.take():
-                ask_all_nodes(self._directory, kills=signal.SIGUSR1 in requests)
+            for signum in self._requests.take():
+                ask_all_nodes(self._directory, self._word_of(signum))
         return False
 
     def _start_settling(self, ended: Event) -> subprocess.Popen[bytes] | None:

@@ -29,7 +29,7 @@ from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
 from trainfast_tui.cli.signals import caught_signals
-from trainfast_tui.text.event_words import script_notices
+from trainfast_tui.text.event_words import launch_notices
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().create()
     with progress_when_slow("checking…"):
         plan = _plan_from_arguments(arguments)
-    for notice in script_notices(plan):
+    for notice in launch_notices(plan):
         print_notice(notice)
 
     with caught_signals() as signals:

@@ -17,7 +17,7 @@ from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
 from trainfast_tui.control.threads import CancellableWork, start_thread
-from trainfast_tui.text.event_words import script_notices
+from trainfast_tui.text.event_words import launch_notices
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RunControl:
         if run_to_stop is not None:
             self.stop_and_wait(run_to_stop)
             plan = replace(plan, asked_ns=0)
-        if notices := list(script_notices(plan)):
+        if notices := list(launch_notices(plan)):
             # One message: the status line shows only the newest.
             self._post(messages.Notified("; ".join(notices)))
 

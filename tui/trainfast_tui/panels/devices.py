@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry import binding
@@ -24,7 +25,8 @@ class DevicesPanel(PaintedWidget):
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Show the devices of this snapshot."""
         self._snapshot, tick = snapshot, snapshot.tick
-        self.set_height(1 + max(1, len(tick.devices) if tick is not None else 0))
+        others = sum(1 + len(other.devices) for _, other in _other_nodes(snapshot))
+        self.set_height(1 + max(1, len(tick.devices) if tick is not None else 0) + others)
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -36,7 +38,19 @@ class DevicesPanel(PaintedWidget):
         return [
             *(gpu_line(device, width, device.uuid in used, tick.missing) for device in tick.devices),
             *_host_lines(snapshot, tick, width),
+            *(line for host, other in _other_nodes(snapshot) for line in _node_lines(host, other, used, width)),
         ]
+
+
+def _other_nodes(snapshot: Snapshot) -> tuple[tuple[str, Tick], ...]:
+    """The hosts and newest ticks of the other nodes of a live run."""
+    return snapshot.run.other_nodes if snapshot.run is not None and snapshot.run.is_live else ()
+
+
+def _node_lines(host: str, tick: Tick, used: Collection[str], width: int) -> list[Line]:
+    """The host of another node, and below it its GPUs."""
+    devices = [gpu_line(device, width, device.uuid in used, tick.missing) for device in tick.devices]
+    return [[(f"{host}: ", "text"), *host_line(tick.host, tick.host.cpu_percent, width, bool(devices))], *devices]
 
 
 def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:

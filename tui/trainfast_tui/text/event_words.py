@@ -9,6 +9,7 @@ import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.settings.device_counts import model_degree
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import Tone, plain
 
@@ -176,9 +177,13 @@ def wait_words(waits_for: str | None) -> str:
     return f"waiting for {plain(waits_for)} to end" if waits_for is not None else ""
 
 
-def script_notices(plan: RunPlan) -> Iterator[str]:
-    """Yield a line on the knobs that the script may replace, and the reason its steps will not be seen."""
-    script = plan.script
+def launch_notices(plan: RunPlan) -> Iterator[str]:
+    """Yield a line on a model that is cut across nodes, on the knobs that a script may replace, and the reason that its
+    steps will not be seen."""
+    script, degree = plan.script, model_degree(plan.spec.knobs)
+    if plan.placement is not None and degree > min(node.world_size for node in plan.placement.nodes):
+        # HF's guide to several GPUs: tensor parallelism needs the links within a node.
+        yield f"one copy of the model spans nodes (degree {degree}): their link is far slower than that within a node"
     if script is None:
         return
     if script.unconfirmed:
