@@ -7,7 +7,6 @@ between machines do not matter; files are opened for each look, which makes NFS 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -16,9 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
-import psutil
 
-from trainfast_runner.machine.devices import visible_to
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
@@ -231,6 +228,11 @@ def node_argv(run: RunFile, nodes: Nodes, endpoint: tuple[str, int]) -> list[str
 
 def node_variables(run: RunFile, nodes: Nodes) -> dict[str, str]:
     """The variables of this node's ranks: its number, and the interface to the other nodes for gloo and NCCL."""
+    # Only here: the app, which stops and settles runs, loads this module before its first frame.
+    import psutil
+
+    from trainfast_runner.machine.devices import visible_to
+
     variables = {NODE_VARIABLE: str(nodes.node)}
     if uuids := run.nodes[nodes.node].device_uuids:
         variables |= visible_to(uuids)
@@ -239,19 +241,6 @@ def node_variables(run: RunFile, nodes: Nodes) -> dict[str, str]:
         names = [name for name, found in psutil.net_if_addrs().items() if address in {one.address for one in found}]
         variables |= {variable: name for name in names for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     return variables
-
-
-_PRCTL = ctypes.CDLL(None).prctl
-PR_SET_PDEATHSIG = 1
-"""prctl's option, from sys/prctl.h."""
-
-
-def die_with_supervisor() -> None:
-    """In the child, before its program: have the kernel kill it when the thread that started it ends.
-
-    Nobody else could end the ranks of a node whose supervisor was killed.
-    """
-    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:

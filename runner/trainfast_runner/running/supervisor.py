@@ -7,6 +7,7 @@ is why it starts cold although a standby was kept. `--standby ORDER` waits for t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -43,7 +44,6 @@ from trainfast_runner.running.nodes import (
     Nodes,
     NotPlaced,
     ask_all_nodes,
-    die_with_supervisor,
     node_argv,
     node_label,
     node_variables,
@@ -55,6 +55,7 @@ from trainfast_runner.running.record_files import CappedRecords, EventLog, Telem
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, delete_states, free_bytes
+from trainfast_runner.worker.shared.process import PR_SET_PDEATHSIG
 
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
@@ -74,6 +75,18 @@ TICK_S = 0.25
 """Chosen, not measured: seconds between two looks at the training."""
 ENDING_TICK_S = 0.05
 """Chosen, not measured: seconds between two looks at leftover processes that are about to end."""
+
+
+_PRCTL = ctypes.CDLL(None).prctl
+"""Looked up here: in a new child another thread may hold the dynamic loader's lock for ever."""
+
+
+def die_with_supervisor() -> None:
+    """In the child, before its program: have the kernel kill it when the thread that started it ends.
+
+    Nobody else could end the ranks of a node whose supervisor was killed.
+    """
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,9 @@ def stop_arguments(parser: argparse.ArgumentParser) -> None:
 def stop(arguments: argparse.Namespace) -> int:
     """Stop the run and return 0 once its processes have ended; 130 if Ctrl-C came first, 129 if the terminal closed."""
     directory = directory_to_stop(arguments.reference)
-    refuse_left_alone(directory)
+    run = read_run_file(directory)
+    if run is None or not run.nodes:  # of several nodes each reads the request, wherever it is
+        refuse_left_alone(directory)
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {state_text(result.state)}", key=directory.name)
