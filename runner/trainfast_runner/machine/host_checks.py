@@ -33,6 +33,7 @@ from trainfast_runner.machine.training_python import (
     PROGRAMS,
     json_objects,
     last_error_line,
+    open_temporary_file,
     own_environment,
     whole_text,
 )
@@ -61,7 +62,7 @@ def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dic
     names = [host.name for host in hosts]
     labels = [name if names.count(name) == 1 else f"{name}#{place}" for place, name in enumerate(names)]
     with ExitStack() as stack:
-        agents = [stack.enter_context(Agent(host, label)) for host, label in zip(hosts, labels, strict=True)]
+        agents = [Agent(host, label, stack) for host, label in zip(hosts, labels, strict=True)]
         findings = [agent.introduce() for agent in agents]
         answering = [agent for agent in agents if agent.facts]
         try:
@@ -75,10 +76,8 @@ def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dic
                 return findings, None
             link = _all_reduce(agents, addresses)
         except UserError as error:  # a host that is gone, or an all-reduce that failed
-            return [
-                *findings,
-                Finding("all-reduce" if error.key == "all_reduce" else "host", "fail", error.message),
-            ], None
+            name = "all-reduce" if error.key == "all_reduce" else "host"
+            return [*findings, Finding(name, "fail", error.message)], None
     lost = f"a ddp step loses up to {link['ddp_s_per_gb']:.2g} s for each GB of gradients"
     rate = f"{link['bus_gb_per_s']:.3g} GB/s between {counted(len(agents), 'host')} over gloo"
     rest = f"fsdp {link['fsdp_s_per_gb']:.2g} s, less what runs beside the backward pass"
@@ -88,21 +87,20 @@ def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dic
 class Agent:
     """The connection to one host: a child that answers one request after the other."""
 
-    def __init__(self, host: Host, label: str) -> None:
+    def __init__(self, host: Host, label: str, stack: ExitStack) -> None:
+        """Start the child; `stack` ends it."""
         self.host, self.label = host, label
         self.facts: dict[str, Any] = {}
         """The answer to `facts`; empty for a host that does not answer."""
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._errors = TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._errors = stack.enter_context(open_temporary_file())
         pipe = subprocess.PIPE
         argv = host_argv(host, module_argv("trainfast_runner.machine.host_checks"))
         self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True)
+        stack.callback(self._end)
         threading.Thread(target=self._read, name=f"doctor-{label}", daemon=True).start()
 
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         assert self._child.stdin is not None
         with suppress(OSError):
             self._child.stdin.close()
@@ -111,7 +109,6 @@ class Agent:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        self._errors.close()
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -120,10 +117,10 @@ class Agent:
                 self._lines.put(line)
         self._lines.put(b"")
 
-    def ask(self, request: str, *arguments: object, within_s: float = ANSWER_WITHIN_S) -> Any:
+    def ask(self, request: str, *arguments: object) -> Any:
         """Return the answer to a request. Raises UserError for none."""
         self.send(request, *arguments)
-        return self.receive(request, within_s)
+        return self.receive(request, ANSWER_WITHIN_S)
 
     def send(self, request: str, *arguments: object) -> None:
         """Send a request, whose answer `receive` waits for."""
@@ -167,7 +164,7 @@ class Agent:
 
 
 def _versions(agents: Sequence[Agent]) -> Iterator[Finding]:
-    """Whether the versions are equal, and those that differ."""
+    """The equal versions, and each that differs."""
     versions = [(agent.label, agent.facts["versions"]) for agent in agents]
     equal: list[str] = []
     for name in versions[0][1] if versions else ():
@@ -192,7 +189,7 @@ def _slots(agents: Sequence[Agent]) -> Iterator[Finding]:
 
 
 def _shared_home(home: Home, agents: Sequence[Agent]) -> Iterator[Finding]:
-    """Whether each host sees a file that is written here."""
+    """The hosts that do not see a file written here."""
     home.create()
     path, nonce = home.path / f".seen-by-hosts-{uuid.uuid4().hex}", uuid.uuid4().hex
     path.write_text(nonce)
@@ -216,18 +213,15 @@ def _clock(agent: Agent) -> Iterator[Finding]:
 
 
 def _addresses(agents: Sequence[Agent]) -> list[str]:
-    """The address at which each host is reached: the one that ssh reached it at, and for this machine the one it comes
-    from."""
-    connections = [str(agent.facts["connection"] or "").split() for agent in agents]
-    own = next((words[0] for words in connections if len(words) == 4), "127.0.0.1")
-    return [
-        words[2] if len(words) == 4 and not a.host.is_local else own
-        for a, words in zip(agents, connections, strict=True)
-    ]
+    """The address at which each host is reached: where ssh reached it; for this machine, where ssh comes from."""
+    # The variable's words: the client's address and port, then the server's.
+    connections = [None if one.host.is_local else (one.facts["connection"] or "").split() for one in agents]
+    own = next((words[0] for words in connections if words), "127.0.0.1")
+    return [words[2] if words else own for words in connections]
 
 
 def _connections(agents: Sequence[Agent], addresses: Sequence[str]) -> Iterator[Finding]:
-    """Whether each host reaches node 0, and node 0 each host, at a port that is not known before."""
+    """The TCP connections of each host to node 0, and of node 0 to each host, at a free port."""
     for place in range(1, len(agents)):
         for source, target in ((place, 0), (0, place)):
             address, other = addresses[target], agents[target]
@@ -252,7 +246,8 @@ def _published(agents: Sequence[Agent], addresses: Sequence[str]) -> Iterator[Fi
 
 def _all_reduce(agents: Sequence[Agent], addresses: Sequence[str]) -> dict[str, float]:
     """The time of an all-reduce between one process a host, under torchrun. Raises UserError."""
-    rendezvous = f"{addresses[0]}:{agents[0].ask('free_port')}", uuid.uuid4().hex
+    address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+    rendezvous = f"{address}:{agents[0].ask('free_port')}", uuid.uuid4().hex
     for place, agent in enumerate(agents):
         agent.send("all_reduce", *rendezvous, place == 0, agent.facts["address"], len(agents))
     answers = [agent.receive("all_reduce", REDUCED_WITHIN_S) for agent in agents]
@@ -268,7 +263,7 @@ def _all_reduce(agents: Sequence[Agent], addresses: Sequence[str]) -> dict[str, 
 
 
 class Answers:
-    """What a host answers: a method a request, its arguments those of the line."""
+    """The answers of a host: a method a request, its arguments those of the line."""
 
     def __init__(self) -> None:
         self._torchrun: subprocess.Popen[bytes] | None = None
@@ -292,7 +287,7 @@ class Answers:
         return time.time()
 
     def sees(self, path: str, nonce: str) -> bool:
-        """Whether this file has this text soon: a network file system may take a few seconds."""
+        """True once this file has this text; a network file system may take a few seconds."""
         deadline_s = time.monotonic() + SEEN_WITHIN_S
         while time.monotonic() < deadline_s:
             with suppress(OSError, UnicodeDecodeError):
