@@ -166,7 +166,7 @@ _SSH_SENTENCES = (
     (r"No route to host|Network is unreachable", "there is no route to {name}: check its network"),
     (r"[Cc]onnection (closed|reset)|Broken pipe", "{name} closed the connection"),
 )
-"""What OpenSSH's client prints on stderr, and the sentence for it."""
+"""Patterns of the stderr of OpenSSH's client, each with its sentence."""
 
 
 def _signal_name(number: int) -> str:

@@ -36,7 +36,10 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the device's peak TFLOP/s and copy bandwidth, and how many operations a second the host starts;"
         " runs then show their share of it",
     )
-    parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
+    parser.add_argument(
+        "--hosts", metavar="A,B", help="look at these machines, or those of a hostfile, and the links between them"
+    )
+    parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}, with --hosts also {link}")
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -45,6 +48,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     Raises UserError for a `--python` that cannot train (exit code 2), and for a failed calibration (4).
     """
     home = Home()
+    if arguments.hosts is not None:
+        return _examine_hosts(home, arguments)
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         findings = examine(home, arguments.python)
     if not arguments.json:
@@ -67,16 +72,37 @@ def doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_findings(findings: list[Finding]) -> None:
-    """Print each finding with its cure, and below whether runs can start here."""
+def _examine_hosts(home: Home, arguments: argparse.Namespace) -> int:
+    """Print the findings about several machines; return 0 whatever they are."""
+    # Late: only this form needs ssh and sockets.
+    from trainfast_runner.machine.host_checks import examine_hosts
+    from trainfast_runner.machine.hosts import parse_hosts
+
+    for option in ("python", "calibrate"):
+        if getattr(arguments, option):
+            raise UserError(f"--hosts and --{option} exclude each other", key=f"--{option}")
+    hosts = parse_hosts(arguments.hosts)
+    with progress_when_slow("looking at the hosts, then 5 s of all-reduces between them…"):
+        findings, link = examine_hosts(home, hosts)
+    if arguments.json:
+        print_json({"schema": SCHEMA, "healthy": is_healthy(findings), "checks": findings, "link": link})
+    else:
+        _print_findings(findings, "over these hosts")
+    return 0
+
+
+def _print_findings(findings: list[Finding], where: str = "here") -> None:
+    """Print each finding with its cure, and below whether runs can start there."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print_line(f"{finding.state:<4}  {to_width(finding.name, width)}  {finding.finding}")
         if finding.cure:
             print_line(f"      {' ' * width}  cure: {finding.cure}")
     warnings = sum(finding.state == "warn" for finding in findings)
-    verdict = "Runs can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else ".")
-    print_line("", verdict if is_healthy(findings) else 'Runs cannot start here. Fix the checks marked "fail" first.')
+    verdict = f"Runs can be started {where}" + (f"; {counted(warnings, 'warning')}." if warnings else ".")
+    print_line(
+        "", verdict if is_healthy(findings) else f'Runs cannot start {where}. Fix the checks marked "fail" first.'
+    )
 
 
 def _print_ceiling(ceiling: Ceiling) -> None:

@@ -39,6 +39,12 @@ def monitor_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--once", action="store_true", help="one reading, then exit")
     parser.add_argument("--interval", type=finite, default=1.0, metavar="S", help="seconds between readings (1)")
+    parser.add_argument(
+        "--hosts",
+        metavar="A,B",
+        help="the machines of these names, or of a hostfile, over ssh; `local` is this one; with --json their readings"
+        " are in `hosts`",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a reading")
 
 
@@ -50,6 +56,13 @@ def monitor(arguments: argparse.Namespace) -> int:
             key="--interval",
             allowed=[f"{MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds"],
         )
+    if arguments.hosts is not None:
+        # Late: the monitor of one machine needs no threads and no ssh for its first reading.
+        from trainfast_runner.machine.hosts import parse_hosts
+        from trainfast_tui.cli.monitor_hosts import monitor_hosts
+
+        hosts = parse_hosts(arguments.hosts)
+        return monitor_hosts(hosts, interval_s=arguments.interval, once=arguments.once, as_json=arguments.json)
     if arguments.once:
         _print(take_tick(), arguments.json)
         return 0

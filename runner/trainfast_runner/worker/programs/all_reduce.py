@@ -1,0 +1,51 @@
+"""Time all-reduces over gloo between the ranks of a torchrun, one a host.
+
+`PY -m torch.distributed.run … all_reduce.py`: rank 0 prints one JSON line: `{world_size, bytes, seconds}`, the median
+of an all-reduce of so many bytes. Other ranks print nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import statistics
+import time
+from datetime import timedelta
+from pathlib import Path
+
+BYTES = 32 << 20
+"""Bytes of the tensor: enough that the link's latency does not count."""
+TEST_S, PATIENCE_S = 5.0, 60.0
+"""Approximate length of the test, and the longest that a collective waits for a lost rank."""
+
+
+def main() -> None:
+    """Measure for about `TEST_S` seconds, and end this process."""
+    from ..shared.process import die_with_parent, exit_now
+
+    die_with_parent()
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
+    buffer = torch.zeros(BYTES // 4)
+
+    def all_reduce_s() -> float:
+        began_s = time.perf_counter()
+        distributed.all_reduce(buffer)
+        return time.perf_counter() - began_s
+
+    all_reduce_s()  # connects
+    first_s = torch.tensor([all_reduce_s()])
+    distributed.broadcast(first_s, 0)  # every rank makes as many
+    seconds = statistics.median(all_reduce_s() for _ in range(max(1, min(2000, int(TEST_S / first_s.item())))))
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        print(json.dumps({"world_size": distributed.get_world_size(), "bytes": BYTES, "seconds": seconds}))
+    exit_now(0)
+
+
+if __name__ == "__main__":
+    runpy.run_path(str(Path(__file__).parents[1] / "bootstrap.py"))
+    importlib.import_module("trainfast_worker.programs.all_reduce").main()
