@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm.cluster import free_ports
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.slurm import (
     SLURM_LOG,
@@ -83,7 +84,7 @@ def test_a_job_of_two_nodes_runs_once_on_each(tmp_path: Path) -> None:
 def test_torchrun_trains_on_two_nodes(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text(TRAINING)
     torchrun = shlex.join([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"])
-    port = 20_000 + os.getpid() % 10_000
+    [port] = free_ports(1)
     is_host = "$([ $SLURM_NODEID = 0 ] && echo true || echo false)"
     command = (
         f"exec {torchrun} --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=$SLURM_JOB_ID"

@@ -101,7 +101,7 @@ def submit(script: str, options: Sequence[str]) -> str:
     Raises UserError when sbatch is not on PATH, refuses or does not answer, and when Slurm cannot start the job.
     """
     for option in options:
-        name = re.match(r"--[^=]+|-[A-Za-z]|", option)[0]  # type: ignore[index]  # it matches the empty string too
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
         if name in NOT_ONE_JOB:
             raise UserError(f"{NOT_ONE_JOB[name]} does not go with a run, which is one job", where="--slurm")
     try:
@@ -134,10 +134,8 @@ def job_state(job_id: str) -> JobState:
     if not lines:
         return JobState("gone")
     state, _, reason = lines[-1].strip().partition(" ")
-    stage: Literal["pending", "gone", "running"] = (
-        "pending" if state in PENDING else "gone" if state in GONE else "running"
-    )
-    return JobState(stage, state, "" if reason == "None" else reason)
+    reason = "" if reason == "None" else reason
+    return JobState("pending" if state in PENDING else "gone" if state in GONE else "running", state, reason)
 
 
 def job_of(directory: Path) -> str | None:
