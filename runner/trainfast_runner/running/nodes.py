@@ -144,8 +144,9 @@ class Nodes:
         return all(other.end is not None or number in self.lost for number, other in self._others.items())
 
     def settles(self) -> bool:
-        """True if this node writes the result: node 0, or the first node that is not lost."""
-        return all(number in self.lost for number in range(self.node))
+        """True if this node writes the result: node 0, or the first whose supervisor is still there."""
+        now_s = time.monotonic()
+        return all(self._others[number].silent_s(now_s, is_awaited=True) is not None for number in range(self.node))
 
     def has_result(self) -> bool:
         """True once the result is written."""

@@ -422,8 +422,10 @@ class Supervisor:
         settling = self._start_settling(ended)
         # Meanwhile: the offloaded states may be on the same full disk, and gigabytes take time.
         delete_states(offload_folder(self._run_file.knobs), self._directory)
-        if settling is not None:
-            settling.wait()
+        while settling is not None and settling.poll() is None:
+            if self._nodes is not None:
+                self._nodes.look()  # without a beat the next node would write the result too
+            self._requests.wait(ENDING_TICK_S)
 
     def _is_to_settle(self, nodes: Nodes) -> bool:
         """Wait until the other nodes have ended; True if this one writes the result, False once another has.
