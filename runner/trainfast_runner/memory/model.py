@@ -29,7 +29,7 @@ from trainfast_runner.memory.timeline import CATEGORIES, Moment, RankBytes, Whol
 from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_values import whole_number
-from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import largest_fitting
 from trainfast_runner.worker.shared.words import (
     ACTIVATIONS,
@@ -117,8 +117,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
         rank = self._stages(spec, ranks, batch).ranks[phase]
         if strategy == LAYERS_SPREAD:
             return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
-        kind = "stage" if strategy_of(spec.knobs).is_tensor_parallel else "rank"
-        return f"{kind} {rank} of a pipeline of {spec.knobs['pp_degree']}"
+        return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
     def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
         """The correction by this machine's run of the same case; None before any."""

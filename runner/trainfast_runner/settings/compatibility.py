@@ -385,7 +385,7 @@ def _tensor_parallel(facts: Facts) -> Refusals:
     plan: Any = facts.config.get("base_model_tp_plan")
     if not strategy.is_tensor_parallel:
         return
-    instead = f"strategy={strategy.fallback}"
+    instead = f"strategy={catalog.nearest_strategy(strategy, lambda other: not other.is_tensor_parallel)}"
     is_ours = not isinstance(family, str) or family in catalog.OUR_TENSOR_PLANS
     if not is_ours and not plan:
         theirs = "transformers ships none (it does for llama, mistral, mixtral, qwen3, gemma3_text, gpt_neox)"
