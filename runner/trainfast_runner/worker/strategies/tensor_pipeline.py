@@ -19,7 +19,7 @@ from .tensor_parallel import DataTensorParallel, ShardedTensorParallel, TensorPa
 
 
 class TensorPipeline(TensorParallel, PipelineParallel):
-    """What `ddp+tp+pp` and `fsdp+tp+pp` share: a pipeline whose stages reduce their gradients themselves."""
+    """The base of `ddp+tp+pp` and `fsdp+tp+pp`: a pipeline whose stages reduce their gradients themselves."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Make the stages and the schedule; `wrap_stages` cuts their matrices."""
