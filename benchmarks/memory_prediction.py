@@ -35,6 +35,7 @@ WIDE = (
     *("model.num_hidden_layers=6", "model.hidden_size=384", "model.intermediate_size=1024"),
     *("model.num_attention_heads=6", "model.num_key_value_heads=6", "devices=2", "workers=0"),
 )
+THREE_AXES = ("ddp+tp+pp", "fsdp+tp+pp")
 RANKS: Sequence[Sequence[str]] = (
     *((f"strategy={name}", "batch_size=32") for name in ("ddp", "fsdp", "zero2", "zero3")),
     *((f"strategy={name}", "batch_size=32") for name in ("zero2-offload", "zero3-offload")),
@@ -45,8 +46,9 @@ RANKS: Sequence[Sequence[str]] = (
     ("strategy=ddp+tp", "tp_degree=2", "batch_size=16", "devices=4"),
     ("strategy=fsdp+tp", "tp_degree=2", "batch_size=16", "devices=4"),
     ("strategy=ddp+pp", "pp_degree=2", "pp_schedule=gpipe", "micro_batches=4", "batch_size=32", "devices=4"),
+    *((f"strategy={name}", "pp_degree=2", "tp_degree=2", "batch_size=32", "devices=8") for name in THREE_AXES),
 )
-"""tiny-llama of 52 MiB of weights in two processes or four, each way of sharing it."""
+"""tiny-llama of 52 MiB of weights in two, four or eight processes, each way of sharing it."""
 
 
 def measured_rows() -> Iterator[Row]:
@@ -112,7 +114,7 @@ def main() -> int:
     for name, title, rows in (
         ("speed", "speed of a prediction", speed_rows()),
         ("measured", "real runs on this CPU: predicted, for peak_allocated_bytes", measured_rows()),
-        ("ranks", "two or four processes on this CPU: predicted, for the fullest one's peak", rank_rows()),
+        ("ranks", "two, four or eight processes on this CPU: predicted, for the fullest one's peak", rank_rows()),
     ):
         if name in (asked.tables or [name]):
             print(f"\n{title}", flush=True)

@@ -117,6 +117,7 @@ def test_rows_are_in_their_order_whatever_is_traced_first(predict):
         ("strategy=zero3 devices=2 optimizer=adafactor", "optimizer"),
         ("strategy=pp micro_batches=3", "micro_batches"),
         ("strategy=ddp+pp devices=3", "devices"),
+        ("strategy=fsdp+tp+pp devices=6", "devices"),
         ("strategy=ddp devices=2 memory_limit=2GiB+1GiB+1GiB", "memory_limit"),
         ("strategy=fsdp devices=2 engine=trainer", "engine"),
     ],

@@ -148,6 +148,8 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
         (["strategy=tp", "tp_degree=4"], 4, 1),
         (["strategy=ddp+tp", "tp_degree=2"], 8, 2),
         (["strategy=ddp+pp", "pp_degree=4"], 8, 1),
+        (["strategy=ddp+tp+pp"], 8, 1),
+        (["strategy=fsdp+tp+pp"], 8, 0.5),
         (["strategy=naive-mp"], 2, 2),
     ],
 )

@@ -44,6 +44,7 @@ BERT = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
 T5 = BERT | {"is_encoder_decoder": True, "n_positions": 512, "relative_attention_num_buckets": 32}
 INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1"}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
 POSITIONS = {"max_position_embeddings": 64, "rope_theta": 10000.0}
 LINES = "data.samples=lines"
@@ -97,6 +98,22 @@ def refusal(*asked, **more):
         ("strategy=pp pp_degree=4 pp_schedule=interleaved", CPU, STAGED, "pp_schedule", "makes 8 stages"),
         ("strategy=pp pp_schedule=1f1b micro_batches=1", CPU, STAGED, "micro_batches", "needs at least pp_degree=2"),
         (f"{INTERLEAVED} batch_size=5 micro_batches=5", CPU, STAGED, "micro_batches", "split; try micro_batches=1, or"),
+        # Pipelines of slices.
+        (f"{CUBE} devices=6", CPU, STAGED, "devices", "tp_degree=2 needs a multiple of 4 devices, at least 8"),
+        (f"{CUBE} devices=4", CPU, STAGED, "devices", "try devices=8, or strategy=ddp+tp with devices=4"),
+        ("strategy=fsdp+tp+pp", CPU, STAGED | {"model_type": "t5"}, "strategy", "the model is t5; try strategy=ddp or"),
+        (CUBE, CPU, STAGED | {"base_model_tp_plan": {"a": "local"}}, "strategy", "as local, which is not done here"),
+        (
+            CUBE,
+            CPU,
+            STAGED | PLAN | {"num_attention_heads": 3},
+            "tp_degree",
+            "3 heads (model.num_attention_heads); try ",
+        ),
+        (f"{CUBE} pp_schedule=1f1b micro_batches=1", CPU, STAGED, "micro_batches", "needs at least pp_degree=2"),
+        (f"{CUBE} compile=default", CPU, STAGED, "compile", "compile=default with strategy=ddp"),
+        (f"{CUBE} engine=accelerate", CPU, STAGED, "engine", "engine=native with strategy=ddp+tp+pp"),
+        (f"{CUBE} reshard=off", CPU, STAGED, "reshard", "reshard does nothing with strategy=ddp+tp+pp"),
         ("strategy=pp tp_degree=2", CPU, STAGED, "tp_degree", "does nothing with strategy=pp"),
         ("strategy=pp", CPU, STAGED | {"model_type": "t5"}, None, "the model is t5"),
         ("strategy=pp", CPU, STAGED | {"model_type": "bert"}, None, "not for data.objective=causal-lm"),
@@ -135,6 +152,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settin
         ("strategy=tp tp_degree=4", CPU, LLAMA, 4, 4, 8),
         ("strategy=ddp+tp", CPU, LLAMA, 4, 4, 16),
         ("strategy=fsdp+tp devices=8", CPU, LLAMA, 8, 8, 32),
+        (CUBE, CPU, STAGED | PLAN, 8, 8, 16),
+        ("strategy=fsdp+tp+pp devices=cpu reshard=off", TWO, STAGED | PLAN, 8, 8, 16),
         ("strategy=fsdp", CPU, LLAMA, 2, 2, 16),
         ("strategy=zero2 optimizer=adamw-8bit", CPU, {}, 2, 2, 16),
         ("strategy=zero3-offload precision=bf16", CPU, {}, 2, 2, 16),

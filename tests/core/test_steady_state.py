@@ -84,6 +84,7 @@ def test_a_steady_run_tells_no_drift_that_is_only_scatter():
 
 def asked(world_size, **knobs):
     given = {"precision": "fp32", "optimizer": "adamw", "tp_degree": 2, "reshard": "on", **knobs}
+    given |= {"pp_degree": 2, "pp_schedule": "interleaved"}
     return run_file(model={"family": "llama"}, knobs=given, device="cpu", world_size=world_size)
 
 
@@ -98,6 +99,15 @@ def ran(**fields):
         ("tp", 2, {"wrapper": "DTensor", "mesh": {"tp": 2}, "reshard": None}),
         ("ddp+tp", 4, {"wrapper": "DTensor+DistributedDataParallel", "mesh": {"dp": 2, "tp": 2}}),
         ("fsdp+tp", 4, {"wrapper": "FSDPModule+DTensor", "mesh": {"dp": 2, "tp": 2}, "reshard": "on"}),
+        (
+            "ddp+tp+pp",
+            8,
+            {
+                "wrapper": "DTensor+DistributedDataParallel+ScheduleInterleaved1F1B",
+                "mesh": {"dp": 2, "pp": 2, "tp": 2},
+                "pipeline_stages": 4,
+            },
+        ),
     ],
 )
 def test_a_sharded_run_that_is_what_was_asked(strategy, ranks, fields):
@@ -111,6 +121,8 @@ def test_a_sharded_run_that_is_what_was_asked(strategy, ranks, fields):
         ("fsdp", {"wrapper": "FSDPModule", "reshard": "off"}, "reshard: asked for on, but rank 0 ran off"),
         ("fsdp+tp", {"wrapper": "FSDPModule"}, "asked for DTensor+FSDPModule, but rank 0 ran FSDPModule"),
         ("ddp+tp", {"mesh": {"dp": 4, "tp": 1}}, "mesh: asked for {'dp': 2, 'tp': 2}"),
+        ("fsdp+tp+pp", {"mesh": {"dp": 1, "pp": 4}}, "mesh: asked for {'dp': 1, 'pp': 2, 'tp': 2}"),
+        ("fsdp+tp+pp", {"wrapper": "DTensor+FSDPModule"}, "asked for DTensor+FSDPModule+ScheduleInterleaved1F1B"),
         ("naive-mp", {"wrapper": "none", "mesh": {"mp": 1}}, "mesh: asked for {'mp': 4}"),
     ],
 )

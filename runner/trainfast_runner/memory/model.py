@@ -27,6 +27,7 @@ from trainfast_runner.memory.sharding import (
 )
 from trainfast_runner.memory.timeline import CATEGORIES, Moment, RankBytes, WholeModel, Work, blocks_of, moments
 from trainfast_runner.records.run_file import Prediction
+from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import largest_fitting
@@ -83,7 +84,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
             basis=self._basis(spec, ranks),
             attention=self.attention,
             trace=self.trace,
-            fullest=self._fullest(spec, batch, phase),
+            fullest=self._fullest(spec, ranks, batch, phase),
             traced_bytes={name: round(sum(values)) for name, values in traced_peaks.items()},
         )
 
@@ -107,13 +108,13 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
             basis += f", without {' and '.join(not_traced)}: that is known from the first measured run on"
         return basis
 
-    def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
+    def _fullest(self, spec: RunSpec, ranks: int, batch: int, phase: str) -> str:
         strategy = spec.knobs["strategy"]
         if strategy == DATA_PARALLEL:
             return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
         if strategy not in STAGED_STRATEGIES:
             return ""
-        rank = self._stages(spec, batch).ranks[phase]
+        rank = self._stages(spec, ranks, batch).ranks[phase]
         if strategy == LAYERS_SPREAD:
             return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
@@ -141,7 +142,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
         """Each phase's peak of the fullest rank, with the workspaces of libraries."""
         knobs = spec.knobs
         if knobs["strategy"] in STAGED_STRATEGIES:
-            peaks = self._stages(spec, batch).phases
+            peaks = self._stages(spec, ranks, batch).phases
         else:
             segments = self.segments
             if knobs["strategy"] == DATA_PARALLEL:
@@ -161,8 +162,8 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
             }
         return {phase: peak._replace(temporary=peak.temporary + self.library_bytes) for phase, peak in peaks.items()}
 
-    def _stages(self, spec: RunSpec, batch: int) -> StagePeaks:
-        return stage_peaks(self, {**spec.knobs, "batch_size": batch})
+    def _stages(self, spec: RunSpec, ranks: int, batch: int) -> StagePeaks:
+        return stage_peaks(self, {**spec.knobs, "batch_size": batch}, data_parallel_degree(spec.knobs, ranks))
 
 
 def batch_multiple(knobs: Mapping[str, Any]) -> int:

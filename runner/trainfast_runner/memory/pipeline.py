@@ -3,6 +3,10 @@
 A stage keeps its part of the weights, gradients and states, and the activations of the micro-batches it has run forward
 and not yet backward. torch's `PipelineStage` also keeps a buffer for each micro-batch's input and for the gradient of
 its output, and the last stage the logits until their backward.
+
+Under tensor parallelism the trace and the stages are of one rank's slices. DDP adds its buckets to a stage. FSDP2 keeps
+a shard of weights and states; torch's schedules have it gather a block for each forward, keep what a backward has
+gathered, and reduce the gradients after the last backward only.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from trainfast_runner.memory.timeline import (
     moments,
 )
 from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.catalog import SCHEDULES
-from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, TEMPORARY, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
 
 FORWARDS_AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
@@ -87,8 +92,11 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     return actions
 
 
-def stage_peaks(model: WholeModel, knobs: Mapping[str, Any]) -> StagePeaks:
-    """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
+def stage_peaks(model: WholeModel, knobs: Mapping[str, Any], pipelines: int) -> StagePeaks:
+    """Return each phase's peak of the fullest stage, of one of `pipelines` side by side.
+
+    Raises UserError for a model not traced for its stages.
+    """
     cut, count = model.pipeline, stage_count(knobs)
     if cut is None or len(model.stacks) != 1 or len(cut.stages) != count:
         raise UserError("pipeline memory is predicted only for models with one stack of blocks", key="strategy")
@@ -97,7 +105,7 @@ def stage_peaks(model: WholeModel, knobs: Mapping[str, Any]) -> StagePeaks:
         # A pipeline without a schedule: the whole batch goes through all stages, and back.
         degree = devices_of(knobs)
         knobs = {**knobs, "pp_schedule": "gpipe", "micro_batches": 1}
-    ranks = [_RankMemory(model, cut, knobs, rank, degree) for rank in range(degree)]
+    ranks = [_RankMemory(model, cut, knobs, rank, degree, pipelines) for rank in range(degree)]
     peaks = {
         "forward_backward": [rank.forward_backward() for rank in ranks],
         "optimizer": [rank.optimizer() for rank in ranks],
@@ -109,13 +117,21 @@ def stage_peaks(model: WholeModel, knobs: Mapping[str, Any]) -> StagePeaks:
 class _RankMemory:
     """The memory of one rank of the pipeline, which runs every `degree`-th stage."""
 
-    def __init__(self, model: WholeModel, cut: PipelineCut, knobs: Mapping[str, Any], rank: int, degree: int) -> None:
+    def __init__(
+        self, model: WholeModel, cut: PipelineCut, knobs: Mapping[str, Any], rank: int, degree: int, pipelines: int
+    ) -> None:
         self._model, self._cut, self._knobs = model, cut, knobs
         self._micro_batches, self._accumulation = int(knobs["micro_batches"]), int(knobs["grad_accum"])
         self._samples = int(knobs["batch_size"]) / self._micro_batches
         self._actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, self._micro_batches)
         self._stage_numbers = range(rank, len(cut.stages), degree)
-        self._share = sum(cut.stages[number].elements for number in self._stage_numbers) / max(1, model.parameters)
+        self._elements = sum(cut.stages[number].elements for number in self._stage_numbers)
+        self._share = self._elements / max(1, model.parameters)
+        strategy = strategy_of(knobs)
+        self._is_reduced_in_buckets = strategy.wrapper is not None and strategy.is_pipeline and not strategy.shards
+        self._shards = pipelines if strategy.shards else 1
+        formats = PRECISIONS[str(knobs["precision"])]
+        self._gathered_width = formats.compute_bytes if formats.is_mixed else model.weight_width
         self._last = len(cut.stages) - 1
         self._head = self._last if cut.head is None else cut.head
         self._is_spread = knobs["strategy"] == LAYERS_SPREAD
@@ -128,15 +144,45 @@ class _RankMemory:
         start[ACTIVATIONS], start[TEMPORARY] = self._batches_bytes(), 0.0
         if not accumulates:
             start[GRADS] = 0.0
-        level = peak = tuple(start)
+        if self._shards > 1:
+            start[PARAMS], start[GRADS], start[OPTIMIZER] = (
+                start[index] / self._shards for index in (PARAMS, GRADS, OPTIMIZER)
+            )
+        peaks = [RankBytes(*start)]
+        level: Vector = tuple(start)
         with_gradients = set[int]()
         for action in self._actions:
-            live_bytes = self._cached_pass(action, 2 if accumulates or action.stage in with_gradients else 1)
-            peak = max(peak, add(level, live_bytes.peak), key=sum)
-            level = add(level, live_bytes.delta)
+            has_gradients = (accumulates and self._shards == 1) or action.stage in with_gradients
+            live_bytes = self._cached_pass(action, 2 if has_gradients else 1)
             if action.backward:
                 with_gradients.add(action.stage)
-        return RankBytes(*peak)._replace(communication=self._buffers_bytes())
+            gathered_bytes = self._gathered_bytes(with_gradients, action.stage)
+            peaks.append(RankBytes(*add(level, live_bytes.peak))._replace(communication=gathered_bytes))
+            level = add(level, live_bytes.delta)
+        if self._shards > 1:
+            # One group's gradients after the other lie in the buffer that is reduced.
+            copied_bytes = FP32_BYTES * max(max(self._groups(number)) for number in self._stage_numbers)
+            gathered_bytes = self._gathered_bytes(with_gradients, 0)
+            peaks.append(RankBytes(*level)._replace(communication=gathered_bytes + copied_bytes))
+        fullest = max(peaks, key=sum)
+        return fullest._replace(communication=fullest.communication + self._buffers_bytes())
+
+    def _groups(self, number: int) -> list[int]:
+        """Elements that FSDP gathers at once in a stage: those outside of its blocks, and each block."""
+        [stack], stage = self._model.stacks, self._cut.stages[number]
+        blocks = stack.sizes[stage.begin : stage.end]
+        return [stage.elements - sum(blocks), *blocks]
+
+    def _gathered_bytes(self, with_gradients: set[int], running: int) -> float:
+        """Bytes of the weights that FSDP has gathered while the rank's stage `running` runs; 0 without it."""
+        elements = 0
+        for index, number in enumerate(self._stage_numbers if self._shards > 1 else ()):
+            groups = self._groups(number)
+            if index in with_gradients or self._knobs["reshard"] == "off":
+                elements += sum(groups)
+            elif index == running:
+                elements += groups[0] + max(groups[1:])
+        return elements * self._gathered_width
 
     def optimizer(self) -> RankBytes:
         """The rank's bytes at the peak of the optimizer's step."""
@@ -150,6 +196,7 @@ class _RankMemory:
         if float(self._knobs["grad_clip"]) > 0:
             # Each gradient's squares, in fp32.
             peak[TEMPORARY] = max(peak[TEMPORARY], FP32_BYTES * largest_parameter)
+        peak = [value / self._shards for value in peak]
         peak[ACTIVATIONS] = self._batches_bytes()
         return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
@@ -229,10 +276,14 @@ class _RankMemory:
         return traced_bytes * self._micro_batches * self._accumulation / TRACED_MICRO_BATCHES
 
     def _buffers_bytes(self) -> float:
-        """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
+        """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch.
+
+        With those of DDP, which hold a second copy of the gradients.
+        """
         # `naive-mp` only copies inputs: gradients come when they are used.
         count = sum((number > 0) + (number != self._last and not self._is_spread) for number in self._stage_numbers)
-        return count * self._micro_batches * self._samples * self._cut.hidden * self._model.weight_width
+        received_bytes = count * self._micro_batches * self._samples * self._cut.hidden * self._model.weight_width
+        return received_bytes + self._is_reduced_in_buckets * self._elements * self._model.gradient_width
 
 
 def _vector(values: Mapping[int, float]) -> Vector:

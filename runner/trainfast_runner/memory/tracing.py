@@ -101,7 +101,7 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
         shared_fields["tp_degree"] = spec.knobs["tp_degree"]
     step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     step["knobs"]["precision"] = precision
-    if strategy.memory_rule == "FullySharded" and precision in MIXED_PRECISIONS:
+    if strategy.memory_rule in ("FullySharded", "Staged") and strategy.shards and precision in MIXED_PRECISIONS:
         step["half_weights"] = True
     # The trace is the whole model's; the number of stages says where the worker cuts it.
     if strategy.is_pipeline:

@@ -31,7 +31,7 @@ from trainfast_runner.records.worker_lines import (
     WorkerLine,
     error_of,
 )
-from trainfast_runner.settings.device_counts import expected_mesh, model_degree
+from trainfast_runner.settings.device_counts import axis_degree, expected_mesh
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
@@ -88,7 +88,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         name, wrapper, stages = f"strategy={strategy.name}", strategy.wrapper, None
         schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
         if strategy.is_pipeline and schedule is not None:
-            wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
+            wrapper = "+".join(sorted(filter(None, (wrapper, schedule.wrapper))))
+            stages = axis_degree(knobs, "pp") * schedule.stages_per_rank
         yield f"{name} (wrapper)", wrapper, None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
         yield "pipeline_stages", stages, ran.pipeline_stages
         yield "mesh", expected_mesh(knobs, run.devices_used), ran.mesh

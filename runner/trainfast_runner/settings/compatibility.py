@@ -20,7 +20,14 @@ from trainfast_runner.machine.devices import VISIBLE_DEVICES, Machine
 from trainfast_runner.machine.training_python import has_libaio, missing_tool, search_path
 from trainfast_runner.records.json_lines import owner_of
 from trainfast_runner.records.tick import is_instance
-from trainfast_runner.settings.device_counts import chosen_gpus, device_count, devices_asked, first_size, world_size
+from trainfast_runner.settings.device_counts import (
+    chosen_gpus,
+    device_count,
+    devices_asked,
+    first_size,
+    model_degree,
+    world_size,
+)
 from trainfast_runner.settings.knob_values import (
     MAX_CPU_PROCESSES,
     Choice,
@@ -189,17 +196,22 @@ def _ranks(facts: Facts) -> Refusals:
             sentence = f"memory_limit={limit} names {figures} ranks and the run has {ranks}"
             several = [f"{ranks} values joined by +"] if ranks > 1 else []
             yield refusal("memory_limit", sentence, allowed=["one value", *several])
-    axis = strategy.model_axis
-    if axis is None:
+    if not strategy.model_axes:
         return
-    degree, count = whole_number(facts.knobs, f"{axis}_degree"), facts.device_count
-    requirement = f"strategy={strategy.name} with {axis}_degree={degree}"
+    degree, count = model_degree(facts.knobs), facts.device_count
+    degrees = [f"{axis}_degree={whole_number(facts.knobs, f'{axis}_degree')}" for axis in strategy.model_axes]
+    requirement = f"strategy={strategy.name} with {' and '.join(degrees)}"
     if "dp" not in strategy.axes and count != degree:
-        instead = f"devices={degree}" + (f", or {axis}_degree={count}" if count > 1 else "")
+        instead = f"devices={degree}" + (f", or {strategy.name}_degree={count}" if count > 1 else "")
         yield refusal("devices", f"{requirement} runs on {degree} devices, not on devices={count}", instead)
     if "dp" in strategy.axes and (count % degree or count == degree):
         least = f"needs a multiple of {degree} devices, at least {2 * degree}"
-        instead = f"devices={2 * degree}, or strategy={axis} with devices={degree}"
+        # One axis less asks for fewer devices.
+        axis = strategy.model_axes[-1]
+        fewer = whole_number(facts.knobs, f"{axis}_degree")
+        if len(strategy.model_axes) > 1:
+            axis, fewer = strategy.fallback, 2 * fewer
+        instead = f"devices={2 * degree}, or strategy={axis} with devices={fewer}"
         yield refusal("devices", f"{requirement} {least}; devices={count} is not", instead)
 
 
@@ -373,7 +385,7 @@ def _tensor_parallel(facts: Facts) -> Refusals:
     plan: Any = facts.config.get("base_model_tp_plan")
     if not strategy.is_tensor_parallel:
         return
-    instead = f"strategy={strategy.fallback}"
+    instead = f"strategy={catalog.nearest_strategy(strategy, lambda other: not other.is_tensor_parallel)}"
     is_ours = not isinstance(family, str) or family in catalog.OUR_TENSOR_PLANS
     if not is_ours and not plan:
         theirs = "transformers ships none (it does for llama, mistral, mixtral, qwen3, gemma3_text, gpt_neox)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
         return len(chosen_gpus(spec.knobs, machine))
     if (processes := count_asked(devices)) is not None:
         return processes
-    if entry.model_axis is not None:
+    if entry.model_axes:
         return 2 * model_degree(spec.knobs)
     return min(MAX_CPU_PROCESSES, max(2, machine.cores))
 
@@ -37,7 +38,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
 def devices_asked(knobs: KnobValues) -> KnobValue:
     """The `devices` knob, or as many as the strategy itself asks for: one pipeline has pp_degree devices."""
     devices, entry = knobs["devices"], strategy_or_single(knobs)
-    if devices in (None, CPU) and entry.model_axis is not None and "dp" not in entry.axes:
+    if devices in (None, CPU) and entry.model_axes and "dp" not in entry.axes:
         degree = model_degree(knobs)
         return degree if devices is None else f"{CPU}:{degree}"
     return devices
@@ -92,17 +93,21 @@ def ranks_with_samples(run: RunFile) -> int:
 
 def model_degree(knobs: Mapping[str, Any]) -> int:
     """Number of devices that share one copy of the model by tensor or pipeline parallelism."""
-    axis = strategy_or_single(knobs).model_axis
-    return 1 if axis is None else int(str(knobs.get(f"{axis}_degree") or 1))
+    return math.prod(axis_degree(knobs, axis) for axis in strategy_or_single(knobs).model_axes)
+
+
+def axis_degree(knobs: Mapping[str, Any], axis: str) -> int:
+    """Number of devices along an axis that cuts the model, tp or pp."""
+    return int(str(knobs.get(f"{axis}_degree") or 1))
 
 
 def expected_mesh(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
     """The device mesh of a strategy on that many devices; None for a strategy without."""
     entry = strategy_or_single(knobs)
-    # A pipeline's mesh has both axes, however many pipelines there are.
-    axes = ("dp", "pp") if entry.is_pipeline else entry.axes
-    degree = model_degree(knobs)
-    sizes = {"dp": devices // degree, "tp": degree, "pp": degree, "mp": devices}
+    # A pipeline's mesh has an axis dp, however many pipelines there are.
+    axes = ("dp", *entry.model_axes) if entry.is_pipeline else entry.axes
+    degrees = {axis: axis_degree(knobs, axis) for axis in entry.model_axes}
+    sizes = {"dp": devices // model_degree(knobs), **degrees, "mp": devices}
     return {axis: sizes[axis] for axis in axes} or None
 
 

@@ -205,7 +205,7 @@ KNOBS: tuple[Knob, ...] = (
         group="parallel",
         what="Devices that share each layer's matrices in tensor parallelism; must divide the attention heads, the"
         " key-value heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global"
-        " batch.",
+        " batch; with ddp+tp+pp and fsdp+tp+pp each pipeline has tp_degree x pp_degree devices.",
         speed="two all-reduces of the activations a layer forward and two backward: only inside one machine with fast"
         " links",
         memory="weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on"
@@ -218,7 +218,8 @@ KNOBS: tuple[Knob, ...] = (
         default=2,
         group="parallel",
         what="Devices in one pipeline: the layers are cut into as many stages of about equal FLOPs (twice as many with"
-        " pp_schedule=interleaved). With ddp+pp devices / pp_degree pipelines run side by side.",
+        " pp_schedule=interleaved). With ddp+pp devices / pp_degree pipelines run side by side; a stage of"
+        " ddp+tp+pp and fsdp+tp+pp is tp_degree devices.",
         speed="a device idles while the pipeline fills and drains: a share of (p - 1) / (m + p - 1) of the step with p"
         " devices and m micro_batches",
         memory="weights, gradients and states divided by the degree; the first stage has the embedding, the last the"

@@ -25,7 +25,8 @@ class StrategyEntry:
     path: str
     """`module:Class` below worker/strategies."""
     wrapper: str | None
-    """Classes of the live wrappers, joined by + in alphabetical order; None where `pp_schedule` decides."""
+    """Classes of the live wrappers, joined by + in alphabetical order, without a pipeline's schedule; None if that is
+    the only one."""
     what: str
     speed: str = ""
     memory: str = ""
@@ -70,9 +71,9 @@ class StrategyEntry:
         return self.one_process and not self.axes
 
     @property
-    def model_axis(self) -> str | None:
-        """The axis that cuts the model, tp or pp; None without one."""
-        return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes that cut the model, in the order of the mesh; the degree of each is a knob."""
+        return tuple(axis for axis in ("pp", "tp") if axis in self.axes)
 
     @property
     def is_tensor_parallel(self) -> bool:
@@ -109,6 +110,8 @@ ALL_STATE_PARTS = ("weights", "gradients", "states")
 """The parts of a training's state that a strategy can shard."""
 TENSOR_KNOBS = ("tp_degree",)
 """The knobs of a strategy with tensor parallelism."""
+PIPELINE_KNOBS = ("pp_degree", "pp_schedule", "micro_batches")
+"""The knobs of a strategy with a pipeline."""
 
 _ZERO1 = StrategyEntry(
     name="zero1",
@@ -158,7 +161,7 @@ _PIPELINE = StrategyEntry(
     speed="sends only activations, to its neighbours, and idles in its bubble",
     memory="1/N of the layers",
     axes=("pp",),
-    knobs=("pp_degree", "pp_schedule", "micro_batches"),
+    knobs=PIPELINE_KNOBS,
     fallback="fsdp",
     memory_rule="Staged",
 )
@@ -301,6 +304,29 @@ _STRATEGIES = (
     ),
     replace(
         _PIPELINE, name="ddp+pp", what="pipelines side by side", speed="", memory="", axes=("dp", "pp"), fallback="ddp"
+    ),
+    StrategyEntry(
+        name="ddp+tp+pp",
+        path="tensor_pipeline:DataTensorPipeline",
+        wrapper="DTensor+DistributedDataParallel",
+        what="pipelines side by side, each stage a group of tp (3D parallelism)",
+        axes=("dp", "pp", "tp"),
+        parameter_form=SLICES,
+        knobs=(*TENSOR_KNOBS, *PIPELINE_KNOBS),
+        fallback="ddp+tp",
+        memory_rule="Staged",
+    ),
+    StrategyEntry(
+        name="fsdp+tp+pp",
+        path="tensor_pipeline:ShardedTensorPipeline",
+        wrapper="DTensor+FSDPModule",
+        what="ddp+tp+pp with fsdp in place of ddp",
+        axes=("dp", "pp", "tp"),
+        shards=ALL_STATE_PARTS,
+        parameter_form=SLICES,
+        knobs=(*TENSOR_KNOBS, *PIPELINE_KNOBS, "reshard"),
+        fallback="fsdp+tp",
+        memory_rule="Staged",
     ),
 )
 STRATEGIES = {entry.name: entry for entry in _STRATEGIES}

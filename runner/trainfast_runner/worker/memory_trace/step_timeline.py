@@ -25,7 +25,7 @@ from ..model.optimizer import HALF_DTYPE, Objective, build_optimizer
 from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
-from ..strategies.pipeline import cut, divide
+from ..strategies.pipeline import Cut, cut, divide
 from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
@@ -65,7 +65,9 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
             tokens = tokens_per_sample(config, request.objective, knobs.seq_len)
             stages = spread_over(model, request.stages, tokens)
         else:
-            stages = stages_of(model, request.stages, knobs.seq_len)
+            # Divided by what the whole layers cost, as the worker does before it cuts their matrices.
+            whole = _model(replace(request, tp_degree=None), config, knobs) if request.tp_degree else model
+            stages = stages_of(replace(cut(whole, request.stages, knobs.seq_len), model=model), knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced_training:
         stacks = shorten(model, config, whole=request.whole)
@@ -289,17 +291,18 @@ def keep_pages_aside(optimizer: Any) -> None:
     optimizer.get_state_buffer = buffer
 
 
-def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
+def stages_of(division: Cut, seq_len: int) -> dict[str, Any]:
     """Return the stages of a pipeline, and the elements that a sample passes between and after them.
 
     `hidden` are the elements between stages, `output` those at the end. `begin` and `end` are a stage's blocks,
     `elements` its parameters and `largest` its largest one; `tied` are those that both the first and the last stage
-    have. Raises InvalidInput for a model that cannot be cut into `count` stages.
+    have.
     """
-    division = cut(model, count, seq_len)
     tied = sum(parameter.numel() for parameter in division.tied())
-    stages = _stages(division.bounds, [list(division.stage(index).parameters()) for index in range(count)])
-    return {"stages": stages, "tied": tied, **_passing(model, seq_len)}
+    stages = _stages(
+        division.bounds, [list(division.stage(index).parameters()) for index in range(division.stage_count)]
+    )
+    return {"stages": stages, "tied": tied, **_passing(division.model, seq_len)}
 
 
 def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:

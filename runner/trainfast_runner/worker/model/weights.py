@@ -60,22 +60,25 @@ def parts(model: nn.Module) -> list[Part]:
 
 def init_weights(model: nn.Module, seed: int, device: torch.device, modules: Iterable[nn.Module] | None = None) -> None:
     """Give the parameters of `modules` (None: of all of `model`) memory on `device`, and their initial values."""
-    if modules is not None:
-        _init_part(model, seed, device, list(modules))
-        return
-    for _ in init_in_turn(model, seed, device):
+    for _ in init_in_turn(model, seed, device, modules):
         pass
 
 
-def init_in_turn(model: nn.Module, seed: int, device: torch.device) -> Iterator[Part]:
-    """Yield the parts of `model`, each initialized only when the caller asks for it.
+def init_in_turn(
+    model: nn.Module, seed: int, device: torch.device, modules: Iterable[nn.Module] | None = None
+) -> Iterator[Part]:
+    """Yield the parts of `model`, each initialized only when the caller asks for it; of `modules` only, if given.
 
     The part outside of the blocks comes first: a model's own `_init_weights` may reach into its blocks, and must find
     no weights there yet.
     """
+    wanted = None if modules is None else set(modules)
     for part in parts(model):
-        _init_part(model, seed, device, part.modules)
-        yield part
+        if wanted is not None:
+            part = Part(part.block, [module for module in part.modules if module in wanted])
+        if part.modules:
+            _init_part(model, seed, device, part.modules)
+            yield part
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ gradients and optimizer states over the ranks, and gathers them block by block.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -239,20 +240,29 @@ class MeshStrategy(Strategy):
     """The base of tensor parallelism and pipelines: their mesh, and sums over the ranks whose samples differ."""
 
     mesh: DeviceMesh
-    """The mesh of dp x `degree` ranks, made by `start`; ranks that share a model are neighbours."""
+    """The mesh of dp x pp x tp ranks, made by `start`, without the axes that the strategy lacks.
 
-    def __init__(self, knobs: Knobs, device: torch.device, axis: str, degree: int) -> None:
-        """`axis` is the mesh axis along which the model is cut, `degree` the number of ranks along it."""
+    Ranks that share a model are neighbours, those of one tp group the nearest.
+    """
+    degrees: dict[str, int]
+    """Number of ranks along each axis that cuts the model."""
+    axis_ranks: dict[str, int]
+    """Index of this rank along each axis that cuts the model."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.axis = axis
-        self.degree = degree
-        self.dp_rank, self.axis_rank = divmod(int(os.environ.get("RANK", "0")), degree)
-        self.dp_degree = int(os.environ.get("WORLD_SIZE", "1")) // degree
+        self.degrees = {axis: getattr(knobs, f"{axis}_degree") for axis in STRATEGIES[knobs.strategy].model_axes}
+        self.axis_ranks = {}
+        self.dp_rank = int(os.environ.get("RANK", "0"))
+        for axis, degree in reversed(self.degrees.items()):
+            self.dp_rank, self.axis_ranks[axis] = divmod(self.dp_rank, degree)
+        self.dp_degree = int(os.environ.get("WORLD_SIZE", "1")) // math.prod(self.degrees.values())
 
     def start(self) -> None:
         """Join the group that torchrun describes, and make the mesh."""
         join_group(self.device)
-        self.mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", self.axis))
+        sizes = {"dp": self.dp_degree, **self.degrees}
+        self.mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def data_group(self) -> Any:
         """The group of the axis `dp`."""
@@ -260,7 +270,7 @@ class MeshStrategy(Strategy):
 
 
 class FullyShardedStrategy(Strategy):
-    """The reduction and facts that `fsdp` and `fsdp+tp` share."""
+    """The reduction and facts that `fsdp`, `fsdp+tp` and `fsdp+tp+pp` share."""
 
     def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
@@ -290,26 +300,30 @@ class ShardedDataParallel(FullyShardedStrategy, DistributedDataParallelStrategy)
     def wrap(self, model: nn.Module) -> nn.Module:
         """Shard the model in place; a block is whole only between its initialization and its sharding."""
         mesh = init_device_mesh(self.device.type, (self.dp_degree,), mesh_dim_names=("dp",))
-        shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
+        shard_in_turn([model], init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 
 
-def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
-    """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and then the rest.
+def shard_in_turn(roots: list[nn.Module], parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
+    """Shard blocks over the one-dimensional `mesh` as they come, in place, and then the rest of their `roots`.
+
+    The roots are the model, or this rank's stages of it.
 
     In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
     stays for the operations that it keeps in fp32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    transformer_blocks(model)
+    for root in roots:
+        transformer_blocks(root)
     half_dtype = HALF_DTYPE.get(knobs.precision)
     policy = MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32 if half_dtype else None)
     for part in parts:
         if part.block is not None:
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
     # By torch's default the root's parameters stay gathered: the backward needs them first.
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for root in roots:
+        fully_shard(root, mesh=mesh, mp_policy=policy)
 
 
 def mesh_of(tensor: Tensor) -> dict[str, int] | None:

@@ -8,6 +8,7 @@ several GPUs.
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,13 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ..catalog import SCHEDULES
 from ..data.samples import Batch
 from ..invalid import InvalidInput
 from ..model.model_config import active_share, head_size
-from ..model.optimizer import Objective, build_optimizer, dtype_name
+from ..model.optimizer import Objective, dtype_name
 from ..model.weights import Part, init_in_turn, init_weights, transformer_blocks
 from ..spec import Knobs
 from .base import MeshStrategy, Strategy, visible_gpus
@@ -44,34 +46,31 @@ class PipelineParallel(MeshStrategy):
     _targets: Tensor
     """The count of targets in the running step's global batch, which the schedule's loss function reads."""
 
-    def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        super().__init__(knobs, device, "pp", knobs.pp_degree)
-
     @property
     def dropout_rank(self) -> int:
-        """The global rank: stages of one pipeline are different layers."""
-        return self.dp_rank * self.degree + self.axis_rank
+        """Another number for each stage of each pipeline, which are different layers and samples."""
+        return self.dp_rank * self.degrees["pp"] + self.axis_ranks["pp"]
 
-    def prepare(self, model: nn.Module) -> None:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Initialize this rank's stages of `model`, which alone get memory, and make the schedule."""
-        knobs, schedule = self.knobs, SCHEDULES[self.knobs.pp_schedule]
-        stage_count = self.degree * schedule.stages_per_rank
+        knobs, schedule, degree = self.knobs, SCHEDULES[self.knobs.pp_schedule], self.degrees["pp"]
+        stage_count = degree * schedule.stages_per_rank
         division = cut(model, stage_count, knobs.seq_len)
-        owned = range(self.axis_rank, stage_count, self.degree)
+        owned = range(self.axis_ranks["pp"], stage_count, degree)
         stages = [division.stage(index) for index in owned]
         for stage in stages:
             stage.autocast = self.precision.autocast
-        modules = nn.ModuleList(stages)
-        self._tied = division.tied()
-        if self._tied:
-            # Every rank takes part in making every group.
-            ends = [(row * self.degree, (row + 1) * self.degree - 1) for row in range(self.dp_degree)]
-            groups = [dist.new_group(list(pair)) for pair in ends]
-            self._ends = groups[self.dp_rank]
-        init_weights(model, knobs.seed, self.device, modules.modules())
+        tied_places = division.tied_places()
+        modules = nn.ModuleList(self.wrap_stages(model, stages))
+        self._tied = _join_places(tied_places, set(modules.modules()))
+        if tied_places:
+            # Every rank takes part in making every group: the first and the last of each row along pp.
+            rows = self.mesh.mesh.movedim(1, -1).reshape(-1, degree).tolist()
+            groups = {rank: group for row in rows for group in [dist.new_group([row[0], row[-1]])] for rank in row}
+            self._ends = groups[dist.get_rank()]
         parts = [
             pipelining.PipelineStage(module, index, stage_count, self.device, group=self.mesh.get_group("pp"))
-            for module, index in zip(stages, owned, strict=True)
+            for module, index in zip(modules, owned, strict=True)
         ]
         schedule_class = getattr(pipelining, schedule.wrapper)
         scheduled = parts if schedule.stages_per_rank > 1 else parts[0]
@@ -79,7 +78,12 @@ class PipelineParallel(MeshStrategy):
         if self.precision.scaler is not None:
             # GradScaler makes its scale with the first loss, and only the last stage has one.
             self.precision.scaler.scale(torch.zeros((), device=self.device))
-        self.module, self.optimizer = modules, build_optimizer(modules, knobs)
+        return modules
+
+    def wrap_stages(self, model: nn.Module, stages: list[StageModule]) -> list[nn.Module]:
+        """Initialize these stages of `model`, and return them as the schedule runs them."""
+        init_weights(model, self.knobs.seed, self.device, chain(*(stage.modules() for stage in stages)))
+        return list(stages)
 
     def forward_backward(
         self, micro_batches: list[Batch], targets: Tensor, objective: Objective, enter: Callable[[str], None]
@@ -101,15 +105,19 @@ class PipelineParallel(MeshStrategy):
         if scale is not None:
             total /= scale
         # A tied weight's gradients over the two ends of a row, then every gradient down the column.
-        if self._tied and (self._is_first or self._is_last):
-            for parameter in self._tied:
-                dist.all_reduce(parameter.grad, group=self._ends)
+        for parameter in self._tied:
+            dist.all_reduce(_local(parameter.grad), group=self._ends)
+        self.reduce_gradients()
+        # All ranks of a tp group have the loss.
+        return total / (self.gradient_factor * self.degrees.get("tp", 1))
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients over the pipelines side by side."""
         if self.dp_degree > 1:
             column = self.mesh.get_group("dp")
             gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
             for work in [dist.all_reduce(gradient, group=column, async_op=True) for gradient in gradients]:
                 work.wait()
-        return total
 
     def optimizer_step(self) -> None:
         """Step as in one process; all stages agree on the norm and on an fp16 overflow."""
@@ -129,41 +137,69 @@ class PipelineParallel(MeshStrategy):
         return dist.all_reduce(value, async_op=True)
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Clip by the norm over all stages; a tied weight counts once. The formula is `clip_grad_norm_`'s."""
-        gradients = {id(parameter): parameter.grad for parameter in self.module.parameters()}
-        copies = {id(parameter) for parameter in self._tied} if self._is_last else set()
+        """Clip by the norm over all stages and slices, in which a tied weight counts once, as `clip_grad_norm_`."""
+        gradients = [parameter.grad for parameter in self.live_parameters(self.module) if parameter.grad is not None]
+        # By their memory, which the plain slices that DDP has share with the optimizer's DTensors.
+        copies = {_local(parameter.grad).data_ptr() for parameter in self._tied} if self._is_last else set()
         squares = torch.zeros((), device=self.device)
-        for key, gradient in gradients.items():
-            if gradient is not None and key not in copies:
-                squares += gradient.float().square().sum()
-        dist.all_reduce(squares, group=self.mesh.get_group("pp"))
+        for gradient in gradients:
+            if _local(gradient).data_ptr() not in copies:
+                squares += _local(gradient).float().square().sum() / self._holders(gradient)
+        dist.all_reduce(squares)
         factor = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for gradient in gradients.values():
-            if gradient is not None:
-                gradient.mul_(factor.to(gradient.dtype))
+        for gradient in gradients:
+            _local(gradient).mul_(factor.to(gradient.dtype))
+
+    def _holders(self, gradient: Tensor) -> int:
+        """Number of the stage's ranks that have the same elements of a gradient."""
+        axes = (
+            zip(gradient.device_mesh.shape, gradient.placements, strict=True) if isinstance(gradient, DTensor) else ()
+        )
+        parts = math.prod(size for size, placement in axes if not placement.is_replicate())
+        return self.dp_degree * self.degrees.get("tp", 1) // parts
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read the schedule's class, stages and mesh."""
+        """Read the schedule's class, stages and mesh, and what is around the stages."""
         dtype = dtype_name(next(module.parameters()).dtype)
+        stage = super().actual_fields(next(module.children()))
         return {
-            "wrapper": type(self._schedule).__name__,
             "reduce_dtype": dtype if self.dp_degree > 1 else None,
+            **stage,
+            "wrapper": "+".join(sorted({stage["wrapper"], type(self._schedule).__name__} - {"none"})),
             "mesh": dict(zip(self.mesh.mesh_dim_names or (), self.mesh.shape, strict=True)),
             "pipeline_stages": self._schedule._num_stages,
         }
 
     @property
     def _is_first(self) -> bool:
-        return self.axis_rank == 0
+        return self.axis_ranks["pp"] == 0
 
     @property
     def _is_last(self) -> bool:
-        return self.axis_rank == self.degree - 1
+        return self.axis_ranks["pp"] == self.degrees["pp"] - 1
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss = self._objective.loss_of_logits(logits, labels) / self._targets
+        loss = self._objective.loss_of_logits(logits, labels) * (self.gradient_factor / self._targets)
         scaler = self.precision.scaler
         return loss if scaler is None else scaler.scale(loss)
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part of a tensor; the tensor itself if it is plain."""
+    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
+def _join_places(tied_places: Iterable[list[tuple[nn.Module, str]]], owned: set[nn.Module]) -> list[nn.Parameter]:
+    """Return the tied parameters of the `owned` modules, and make them the whole model's again, which counts them."""
+    tied: list[nn.Parameter] = []
+    for places in tied_places:
+        for parameter in [module._parameters[key] for module, key in places if module in owned][:1]:
+            assert parameter is not None
+            tied.append(parameter)
+            for module, key in places:
+                module._parameters[key] = parameter
+    return tied
 
 
 class _PassOn(nn.Module):
@@ -253,13 +289,24 @@ class Cut:
         first_ids = {id(parameter) for parameter in _parameters(self._parts(self.layout.entry))}
         return [parameter for parameter in _parameters(self._parts(self.layout.exit)) if id(parameter) in first_ids]
 
+    def tied_places(self) -> list[list[tuple[nn.Module, str]]]:
+        """For each of `tied` the modules that have it, and its name there."""
+        modules = [module for part in self._end_parts() for module in part.modules()]
+        return [
+            [(module, key) for module in modules for key, value in module._parameters.items() if value is parameter]
+            for parameter in self.tied()
+        ]
+
+    def _end_parts(self) -> list[nn.Module]:
+        return [*self._parts(self.layout.entry), *self._parts(self.layout.exit)]
+
     def stage(self, index: int) -> StageModule:
         """Make stage `index`, which shares its parameters with the whole model."""
         is_first, is_last = index == 0, index == self.stage_count - 1
         begin, end = self.bounds[index], self.bounds[index + 1]
         layers = _module_at(self.model, self.layout.layers)
         assert isinstance(layers, nn.ModuleList)
-        shared_modules = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
+        shared_modules = [*layers, *self._end_parts()]
         # Modules in the memo are not copied: only the frame around the layers is new.
         frame = copy.deepcopy(self.model, {id(module): module for module in shared_modules})
         _put_module(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))

@@ -36,7 +36,7 @@ class TensorParallel(MeshStrategy):
     """`tp`: one model over all ranks."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        super().__init__(knobs, device, "tp", knobs.tp_degree)
+        super().__init__(knobs, device)
         self.gradient_factor = float(self.dp_degree)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -45,10 +45,10 @@ class TensorParallel(MeshStrategy):
             pass
         return model
 
-    def cut_in_turn(self, model: nn.Module) -> Iterator[Part]:
-        """Yield the parts of `model`, each initialized and cut."""
-        plan = plan_for(model, self.degree)
-        return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device))
+    def cut_in_turn(self, model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[Part]:
+        """Yield the parts of `model`, each initialized and cut; of `modules` only, if given."""
+        plan = plan_for(model, self.degrees["tp"])
+        return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device, modules))
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read wrapper and mesh from the parameters, and what is around them from the module."""
@@ -68,6 +68,10 @@ class DataTensorParallel(TensorParallel):
     plain_and_dtensor: list[tuple[nn.Parameter, nn.Parameter]]
     """Each slice twice: the plain parameter that DDP reduces, and the DTensor over its storage."""
 
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.plain_and_dtensor = []
+
     def prepare(self, model: nn.Module) -> None:
         """Put the model in DDP over the `dp` axis, and build the optimizer over the DTensors."""
         self.module = self.wrap(model)
@@ -76,6 +80,10 @@ class DataTensorParallel(TensorParallel):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut the model, and give DDP the plain slices."""
         super().wrap(model)
+        return self.data_parallel(model)
+
+    def data_parallel(self, model: nn.Module) -> DistributedDataParallel:
+        """Give DDP over the `dp` axis the plain slices of a cut model, or of a stage of it."""
         plain: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
             for name, parameter in list(module._parameters.items()):
@@ -85,7 +93,7 @@ class DataTensorParallel(TensorParallel):
                         local.whole_numel = parameter.numel()
                         plain[parameter] = local
                     module._parameters[name] = plain[parameter]
-        self.plain_and_dtensor = [(local, whole) for whole, local in plain.items()]
+        self.plain_and_dtensor += [(local, whole) for whole, local in plain.items()]
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
@@ -114,7 +122,7 @@ class ShardedTensorParallel(TensorParallel, FullyShardedStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut by tensor parallelism, then shard the slices by FSDP over the `dp` axis."""
-        shard_in_turn(model, self.cut_in_turn(model), self.mesh["dp"], self.knobs)
+        shard_in_turn([model], self.cut_in_turn(model), self.mesh["dp"], self.knobs)
         return model
 
 
