@@ -99,6 +99,12 @@ class RunPlan:
         capabilities = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability]
         return capabilities if len(capabilities) == len(self.gpus) else []
 
+    @property
+    def spans_nodes(self) -> bool:
+        """True if one copy of the model is cut over several nodes."""
+        degree = device_counts.model_degree(self.spec.knobs)
+        return self.placement is not None and degree > min(node.world_size for node in self.placement.nodes)
+
     def argv(self, *words: str) -> list[str]:
         """The command of the training process with the worker's arguments, a run's directory, or those of a standby.
 

@@ -9,7 +9,6 @@ import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.settings.device_counts import model_degree
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import Tone, plain
 
@@ -180,10 +179,10 @@ def wait_words(waits_for: str | None) -> str:
 def launch_notices(plan: RunPlan) -> Iterator[str]:
     """Yield a line on a model that is cut across nodes, on the knobs that a script may replace, and the reason that its
     steps will not be seen."""
-    script, degree = plan.script, model_degree(plan.spec.knobs)
-    if plan.placement is not None and degree > min(node.world_size for node in plan.placement.nodes):
+    script = plan.script
+    if plan.spans_nodes:
         # HF's guide to several GPUs: tensor parallelism needs the links within a node.
-        yield f"one copy of the model spans nodes (degree {degree}): their link is far slower than that within a node"
+        yield "one copy of the model spans nodes: their link is far slower than that within a node"
     if script is None:
         return
     if script.unconfirmed:
