@@ -111,7 +111,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor of a node tells the others at its start."""
+    """The start of a node, as its supervisor tells it to the others."""
 
     host: str
     """The machine's own name."""

@@ -58,7 +58,7 @@ def node_label(run: RunFile, node: int) -> str:
 
 
 class Nodes:
-    """What one node's supervisor tells the others, and sees of them. `look` is called about four times a second."""
+    """The link of one node's supervisor to the others. `look` is called about four times a second."""
 
     def __init__(self, directory: Path, run: RunFile, node: int) -> None:
         self.node, self._directory, self._run = node, directory, run

@@ -45,14 +45,14 @@ PLACED_POLL_S = 0.02
 
 
 class HostRequest(msgspec.Struct, frozen=True):
-    """What a host is asked for: the versions of this training Python, and the content of this file of the home."""
+    """A question to a host: the versions of this training Python, and the content of this file of the home."""
 
     python: str
     nonce: str
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What a host tells of itself; of the file that it cannot read, an empty text."""
+    """The answer of a host; of a file that it cannot read an empty text."""
 
     host: str
     boot_id: str
@@ -151,7 +151,7 @@ def place_by_slurm(options: Sequence[str], devices: KnobValue, machine: Machine)
 
 
 def _ask_all(hosts: Sequence[Host], python: str, home: Home) -> list[HostFacts]:
-    """What each host tells. Raises UserError for one that does not answer, or is unfit."""
+    """The answers of all hosts. Raises UserError for one that does not answer, or is unfit."""
     nonce_file, nonce = home.create().path / f".nonce-{secrets.token_hex(8)}", secrets.token_hex(16)
     nonce_file.write_text(nonce)
     request = HostRequest(python, str(nonce_file))
@@ -167,7 +167,7 @@ def _ask_all(hosts: Sequence[Host], python: str, home: Home) -> list[HostFacts]:
 
 
 def host_facts(request: HostRequest) -> HostFacts:
-    """What this machine answers. Raises UserError where the training Python is none."""
+    """The answer of this machine. Raises UserError where the training Python is none."""
     versions = warm_python.torch_build(request.python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     content = ""
