@@ -48,6 +48,7 @@ CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
 POSITIONS = {"max_position_embeddings": 64, "rope_theta": 10000.0}
 LINES = "data.samples=lines"
+SPLIT = "strategy=tp sequence_parallel=on"
 
 
 def facts(settings="", where=CPU, config=None, versions=None):
@@ -81,6 +82,22 @@ def refusal(*asked, **more):
         ("strategy=tp tp_degree=4", CPU, LLAMA | HEADS, "tp_degree", "not divide the model's 2 key-value heads"),
         ("strategy=tp devices=4", CPU, LLAMA, "devices", "try devices=2, or tp_degree=4"),
         ("strategy=fsdp+tp devices=2", CPU, LLAMA, "devices", "strategy=tp with devices=2"),
+        (f"{SPLIT} devices=2", CPU, {"model_type": "gpt2"}, "sequence_parallel", "the model is gpt2"),
+        (
+            f"{SPLIT} devices=2 {LINES}",
+            CPU,
+            LLAMA,
+            "sequence_parallel",
+            "data.samples=lines are of several; try data.sa",
+        ),
+        (
+            f"{SPLIT} seq_len=129",
+            CPU,
+            LLAMA,
+            "seq_len",
+            "tp_degree=2 equal parts, and it does not divide; try seq_len=130",
+        ),
+        ("sequence_parallel=on", CPU, LLAMA, "sequence_parallel", "does nothing with strategy=single"),
         ("p2p=off", TWO, {}, "p2p", "p2p=off does nothing with strategy=single"),
         ("p2p=off strategy=naive-mp", TWO, {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
         # ZeRO.

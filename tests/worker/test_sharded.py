@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from worker_knobs import gpt2, knob_values
+from worker_knobs import gpt2, knob_values, llama
 
 from trainfast_runner.machine.training_python import WORKER_FOLDER
 
@@ -69,6 +69,35 @@ def test_a_sharded_model_learns_what_one_process_learns_and_every_rank_says_what
         assert actual["parameters"] == train(**STEPS).record("actual")["parameters"]
         assert actual["optimizer_implementation"] == "loop", "torch's own choice on a CPU"
     assert {step["samples"] for step in run.steps()} == {8 if strategy == "tp" else 4}
+
+
+@pytest.mark.parametrize("strategy", ["tp", "ddp+tp", "fsdp+tp"])
+def test_sequences_are_split_between_the_cut_matrices(train, reference, strategy):
+    run = train(**SHARDED[strategy], sequence_parallel="on")
+    assert run.code == 0, run.stderr[-3000:]
+    assert run.losses() == same_as(reference)
+    for rank in range(SHARDED[strategy]["ranks"]):
+        assert run.losses(rank) == run.losses()
+        actual = run.record("actual", rank)
+        assert (actual["wrapper"], actual["mesh"], actual["sequence_parallel"]) == (*RAN[strategy], "on")
+    assert train(**SHARDED[strategy]).record("actual")["sequence_parallel"] == "off"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "knobs"),
+    [
+        ("qwen3", {"num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": True}, {"checkpointing": "full"}),
+        ("qwen2", {"num_key_value_heads": 4, "vocab_size": 1023}, {"attention": "eager", "grad_clip": 0.1}),
+        ("mistral", {"num_key_value_heads": 2}, {}),
+    ],
+)
+def test_other_families_split_their_sequences(train, family, fields, knobs):
+    """A tied head, a head that is not cut, with biases, and a mask of the whole sequence."""
+    asked = {"model": llama(family=family, **fields), "steps": 4, **knobs}
+    run = train(**asked, ranks=2, strategy="tp", sequence_parallel="on")
+    assert run.code == 0, run.stderr[-3000:]
+    assert run.losses() == same_as(train(**asked).losses()), run.stderr[-3000:]
+    assert run.record("actual")["sequence_parallel"] == "on"
 
 
 def test_a_mis_sharded_run_fails_the_same_comparison(start, environment, reference):

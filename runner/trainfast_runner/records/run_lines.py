@@ -76,6 +76,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     zero_stage: Count | None = None
     mesh: dict[str, Degree] | None = None
+    sequence_parallel: str | None = None
     pipeline_stages: Count | None = None
     compiled: bool | None = None
     engine: str | None = None

@@ -403,6 +403,25 @@ def _tensor_parallel(facts: Facts) -> Refusals:
             yield refusal("tp_degree", sentence, f"tp_degree={degrees[-1]}" if degrees else instead)
 
 
+def _sequence_parallel(facts: Facts) -> Refusals:
+    """Families whose sequence cannot be split, and sequences that do not divide."""
+    family, data, asked = facts.config.get("model_type"), facts.spec.data, "sequence_parallel=on"
+    degree, seq_len = (whole_number(facts.knobs, name) for name in ("tp_degree", "seq_len"))
+    if not facts.strategy.is_tensor_parallel or facts.knobs["sequence_parallel"] != "on":
+        return
+    instead = "sequence_parallel=off"
+    if isinstance(family, str) and family not in catalog.SEQUENCE_FAMILIES:
+        sentence = f"{asked} can split {', '.join(catalog.SEQUENCE_FAMILIES)}, and the model is {family}"
+        yield refusal("sequence_parallel", sentence, instead)
+    if data.get("samples", "packed") != "packed":
+        sentence = f"{asked} splits sequences of one length, and data.samples={data['samples']} are of several"
+        yield refusal("sequence_parallel", sentence, f"data.samples=packed, or {instead}")
+    if seq_len % degree:
+        longer = seq_len + degree - seq_len % degree
+        sentence = f"{asked} splits seq_len={seq_len} into tp_degree={degree} equal parts, and it does not divide"
+        yield refusal("seq_len", sentence, f"seq_len={longer}, or {instead}")
+
+
 def _offloading(facts: Facts) -> Refusals:
     """An `offload_path` that takes no files, without ZeRO-3, or where DeepSpeed's extension cannot be built."""
     path, strategy = facts.knobs["offload_path"], facts.strategy.name
@@ -529,7 +548,7 @@ KNOB_RULES: tuple[Rules, ...] = (_ranks, _micro_batches, _programs, _optimizer_o
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
     *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
-    *(_tensor_parallel, _offloading, _data, _attention),
+    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _attention),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""
 

@@ -213,6 +213,17 @@ KNOBS: tuple[Knob, ...] = (
         only_with=strategies_obeying("tp_degree"),
     ),
     Knob(
+        "sequence_parallel",
+        Choice(ON_OFF),
+        default="off",
+        group="parallel",
+        what="on: the devices of one tp group also share each sequence between the cut matrices, in norms and residuals"
+        " (Korthikanti et al. 2022); tp_degree must divide seq_len.",
+        speed="sends as much: an all-gather and a reduce-scatter where tp has an all-reduce",
+        memory="activations outside of attentions and MLPs divided by tp_degree; with checkpointing=full nearly all",
+        only_with=strategies_obeying("sequence_parallel"),
+    ),
+    Knob(
         "pp_degree",
         Whole(2, 64, (2, 4, 8)),
         default=2,

@@ -15,6 +15,7 @@ from .strategies import OUR_TENSOR_PLANS as OUR_TENSOR_PLANS
 from .strategies import PARAMETER_FORMS as PARAMETER_FORMS
 from .strategies import PIPELINE_OBJECTIVES as PIPELINE_OBJECTIVES
 from .strategies import SCHEDULES as SCHEDULES
+from .strategies import SEQUENCE_FAMILIES as SEQUENCE_FAMILIES
 from .strategies import STRATEGIES as STRATEGIES
 from .strategies import TENSOR_STYLES as TENSOR_STYLES
 from .strategies import StrategyEntry as StrategyEntry

@@ -144,7 +144,7 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
     model = build_model(config, request.objective, knobs, torch.device("meta"))
     if request.tp_degree:
-        keep_one_slice(model, request.tp_degree, request.device)
+        keep_one_slice(model, request.tp_degree, request.device, sequence_parallel=request.sequence_parallel)
     if request.half_weights:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(HALF_DTYPE[knobs.precision])
@@ -343,7 +343,7 @@ def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
     return {"hidden": seq_len * config.hidden_size, "output": output}
 
 
-def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
+def keep_one_slice(model: nn.Module, degree: int, device_type: str, *, sequence_parallel: bool = False) -> None:
     """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
 
     The exchanges go through torch's fake process group, which has no other processes. Parameters are plain tensors
@@ -356,7 +356,7 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
-    plan = plan_for(model, degree)
+    plan = plan_for(model, degree, sequence_parallel=sequence_parallel)
     add_exchanges(model, plan, mesh)
     slices: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
@@ -385,6 +385,8 @@ class TraceRequest:
     """True to trace every block, not three of a stack of identical ones."""
     tp_degree: int | None = None
     """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
+    sequence_parallel: bool = False
+    """True if these ranks also share the sequence between the layers' matrices."""
     half_weights: bool = False
     """True for the weights that FSDP gathers in mixed precision: half ones, under autocast."""
     stages: int | None = None

@@ -30,6 +30,7 @@ from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
 from .base import FullyShardedStrategy, MeshStrategy, mesh_of, shard_in_turn
+from .sequence_parallel import SequencePlan, add_sequence_exchanges, plan_sequence, sequence_parts
 
 
 class TensorParallel(MeshStrategy):
@@ -47,16 +48,21 @@ class TensorParallel(MeshStrategy):
 
     def cut_in_turn(self, model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[Part]:
         """Yield the parts of `model`, each initialized and cut; of `modules` only, if given."""
-        plan = plan_for(model, self.degrees["tp"])
+        plan = plan_for(model, self.degrees["tp"], sequence_parallel=self.knobs.others["sequence_parallel"] == "on")
         return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device, modules))
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read wrapper and mesh from the parameters, and what is around them from the module."""
         meshes = [mesh_of(parameter) for parameter in self.live_parameters(module)]
         is_sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
-        outer = super().actual_fields(module)
+        outer, parts = super().actual_fields(module), sequence_parts(module)
         wrappers = {DTensor.__name__ if is_sliced else "none", outer["wrapper"]} - {"none"}
-        return {"mesh": meshes[0], **outer, "wrapper": "+".join(sorted(wrappers)) or "none"}
+        return {
+            "mesh": meshes[0],
+            **outer,
+            "wrapper": "+".join(sorted(wrappers)) or "none",
+            "sequence_parallel": None if parts is None else "on" if parts == self.degree else "off",
+        }
 
 
 class DataTensorParallel(TensorParallel):
@@ -163,9 +169,11 @@ class TensorPlan:
     """Embeddings cut by rows: each rank looks up its own ids, and the outputs are summed."""
     widths: list[tuple[str, str]] = field(default_factory=list)
     """Modules and their attributes that hold a width, which is smaller in a slice."""
+    sequence: SequencePlan | None = None
+    """The exchanges of sequence parallelism in the place of those of its modules above; None without it."""
 
 
-def plan_for(model: nn.Module, degree: int) -> TensorPlan:
+def plan_for(model: nn.Module, degree: int, *, sequence_parallel: bool = False) -> TensorPlan:
     """Plan the cut of `model` into `degree` slices. Raises InvalidInput if it has no plan or does not divide."""
     config: Any = model.config
     styles = _styles(model)
@@ -200,6 +208,9 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
         raise InvalidInput(
             f"the tensor-parallel plan of {config.model_type} names no layer of this model", key="strategy"
         )
+    if sequence_parallel:
+        plan.sequence = plan_sequence(model, plan.enters, plan.reduces)
+        plan.summed |= plan.sequence.summed
     return plan
 
 
@@ -322,6 +333,8 @@ def add_exchanges(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
         module = model.get_submodule(name)
         setattr(module, width, getattr(module, width) // mesh.size())
     group = mesh.get_group()
+    if plan.sequence is not None:
+        add_sequence_exchanges(model, plan.sequence, group)
     for name, module in model.named_modules():
         if name in plan.enters:
             module.register_forward_pre_hook(partial(_enter, group), with_kwargs=True)
