@@ -97,7 +97,7 @@ class HostMonitor:
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
-            self._silence = None
+            self._heard_s, self._silence = time.monotonic(), None
             failure = self._follow()
             if self.reading.tick is not None:
                 pause_s = FIRST_PAUSE_S  # it has answered since it was started
@@ -109,7 +109,6 @@ class HostMonitor:
     def _follow(self) -> str:
         """Run the child to its end, and return the sentence for it."""
         with TemporaryFile() as errors:
-            self._heard_s = time.monotonic()
             try:
                 child = subprocess.Popen(
                     self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
