@@ -100,7 +100,7 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     if strategy.is_tensor_parallel:
         shared_fields["tp_degree"] = spec.knobs["tp_degree"]
     step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
-    if strategy.is_tensor_parallel and spec.knobs["sequence_parallel"] == "on":
+    if "sequence_parallel" in strategy.knobs and spec.knobs["sequence_parallel"] == "on":
         step["sequence_parallel"] = True
     step["knobs"]["precision"] = precision
     if strategy.memory_rule in ("FullySharded", "Staged") and strategy.shards and precision in MIXED_PRECISIONS:

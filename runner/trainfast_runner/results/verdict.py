@@ -94,7 +94,7 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         yield "pipeline_stages", stages, ran.pipeline_stages
         yield "mesh", expected_mesh(knobs, run.devices_used), ran.mesh
         yield f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage
-        if strategy.is_tensor_parallel:
+        if "sequence_parallel" in strategy.knobs:
             yield "sequence_parallel", knobs.get("sequence_parallel"), ran.sequence_parallel
         yield "reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard
     formats = PRECISIONS.get(str(knobs.get("precision")))

@@ -407,7 +407,7 @@ def _sequence_parallel(facts: Facts) -> Refusals:
     """Families whose sequence cannot be split, and sequences that do not divide."""
     family, data, asked = facts.config.get("model_type"), facts.spec.data, "sequence_parallel=on"
     degree, seq_len = (whole_number(facts.knobs, name) for name in ("tp_degree", "seq_len"))
-    if not facts.strategy.is_tensor_parallel or facts.knobs["sequence_parallel"] != "on":
+    if "sequence_parallel" not in facts.strategy.knobs or facts.knobs["sequence_parallel"] != "on":
         return
     instead = "sequence_parallel=off"
     if isinstance(family, str) and family not in catalog.SEQUENCE_FAMILIES:

@@ -112,12 +112,15 @@ def gather(part: Tensor, group: Any) -> Tensor:
     degree, (batch, *others) = dist.get_world_size(group), part.shape
     parts = part.new_empty(degree * batch, *others)
     dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
-    return parts.unflatten(0, (degree, batch)).transpose(0, 1).flatten(1, 2)
+    whole: Tensor = parts.view(degree, batch, *others).transpose(0, 1).flatten(1, 2)
+    return whole
 
 
 def scatter_sum(whole: Tensor, group: Any) -> Tensor:
     """Return this rank's part of the sum over ranks of whole sequences."""
-    parts = whole.unflatten(1, (dist.get_world_size(group), -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    batch, _, *others = whole.shape
+    degree = dist.get_world_size(group)
+    parts = whole.reshape(batch, degree, -1, *others).transpose(0, 1).flatten(0, 1).contiguous()
     part = parts.new_empty(whole.shape[0], *parts.shape[1:])
     dist.reduce_scatter_tensor(part, parts, group=group)
     return part

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ..catalog import OUR_TENSOR_PLANS
+from ..catalog import OUR_TENSOR_PLANS, STRATEGIES
 from ..invalid import InvalidInput
 from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
@@ -48,7 +48,8 @@ class TensorParallel(MeshStrategy):
 
     def cut_in_turn(self, model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[Part]:
         """Yield the parts of `model`, each initialized and cut; of `modules` only, if given."""
-        plan = plan_for(model, self.degrees["tp"], sequence_parallel=self.knobs.others["sequence_parallel"] == "on")
+        is_asked = self.knobs.others["sequence_parallel"] == "on" and not STRATEGIES[self.knobs.strategy].is_pipeline
+        plan = plan_for(model, self.degrees["tp"], sequence_parallel=is_asked)
         return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device, modules))
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class TensorParallel(MeshStrategy):
             "mesh": meshes[0],
             **outer,
             "wrapper": "+".join(sorted(wrappers)) or "none",
-            "sequence_parallel": None if parts is None else "on" if parts == self.degree else "off",
+            "sequence_parallel": None if parts is None else "on" if parts == self.degrees["tp"] else "off",
         }
 
 
