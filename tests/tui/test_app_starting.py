@@ -44,7 +44,7 @@ class Launches:
 
     def plan(self, spec: object, python: str | None) -> object:
         self.count += 1
-        return SimpleNamespace(script=SCRIPT)
+        return SimpleNamespace(script=SCRIPT, spans_nodes=False)
 
     def start(self, plan: object, home: Home, on_wait: object) -> Path:
         self.go.wait(60)

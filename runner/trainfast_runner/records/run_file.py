@@ -244,7 +244,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class RunNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a run on several: the place of its ranks. Nodes share the home, and have a supervisor each."""
 
-    host: str
+    host: str = ""
     """The name by which ssh reaches the node; `local` for the machine of the launch, empty where Slurm picks it."""
     world_size: int = 1
     """The number of its ranks."""
@@ -281,6 +281,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The name of the machine that the run is on."""
     nodes: list[RunNode] = []
     """The nodes of a run on several; empty for a run on one machine."""
+    by_slurm: bool = False
+    """True if Slurm places the nodes."""
     number: int | None = None
     """The number of its launch in this home."""
     boot_id: str = ""
@@ -311,11 +313,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """None for a run on GPUs, and for a script with several ranks, whose launcher sets their threads."""
     cpu_has_fp16: bool | None = None
     """True if the CPU computes in fp16; None for a run on GPUs."""
-
-    @property
-    def is_slurm_job(self) -> bool:
-        """True if Slurm places the run's nodes."""
-        return bool(self.nodes) and not self.nodes[0].host
 
     @property
     def predicted_bytes(self) -> int | None:

@@ -186,6 +186,7 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         git_commit=_git_commit(plan.cwd),
         limits=inherited_limits(),
         boot_id=boot_id() if placement is None else placement.boot_id,
+        by_slurm=placement is not None and placement.slurm_options is not None,
         nodes=[] if placement is None else list(placement.nodes),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         asked_ns=plan.asked_ns,

@@ -72,7 +72,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
     if result is None:
         if (host := other_host(run)) is not None:
             recorded = _recorded_state(host, (events or StateEvents(directory)).read())
-            return recorded if run is None or not run.is_slurm_job else _job_state(directory, recorded)
+            return recorded if run is None or not run.by_slurm else _job_state(directory, recorded)
         if is_alive(directory):
             live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
             if live.supervised or _is_still_alive(directory):
@@ -117,7 +117,7 @@ def other_host(run: RunFile | None) -> str | None:
     Locks, pids and clocks of another machine mean nothing here. A container has a name of its own and the boot of its
     machine.
     """
-    if run is not None and run.is_slurm_job:
+    if run is not None and run.by_slurm:
         return "of a Slurm job"
     is_here = run is None or run.host in ("", socket.gethostname()) or run.boot_id == boot_id()
     return None if is_here or run is None else run.host

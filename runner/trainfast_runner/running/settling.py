@@ -201,7 +201,7 @@ def recover_result(directory: Path) -> Result | None:
     run = read_run_file(directory)
     if result is not None or run is None or unreadable_reason(directory) is not None:
         return result
-    if other_host(run) is not None and not (run.is_slurm_job and _job_is_gone(directory)):
+    if other_host(run) is not None and not (run.by_slurm and _job_is_gone(directory)):
         return result
     with exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:

@@ -289,7 +289,7 @@ class Supervisor:
 
     def _word_of(self, signum: int) -> str:
         """The word for the other nodes; a job gets signals of Slurm alone, because `stop` asks by the file."""
-        return KILL if signum == signal.SIGUSR1 else BY_SLURM if self._run_file.is_slurm_job else STOP
+        return KILL if signum == signal.SIGUSR1 else BY_SLURM if self._run_file.by_slurm else STOP
 
     def _stop(self, child: Identity, *, kills: bool) -> None:
         """Begin to end the training as a person asked, or kill it."""
