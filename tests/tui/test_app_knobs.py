@@ -213,7 +213,7 @@ async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_
 
 async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: Home) -> None:
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        refusal = UserError("because " * 25 + "it is so", key="strategy", advice="strategy=ddp")
+        refusal = UserError("because " * 33 + "it is so", key="strategy", advice="strategy=ddp")
         # The smallest screen cuts a refusal, but not its cure.
         app.show_changes(Changes(refusal=refusal))
         await pilot.pause()
@@ -221,7 +221,7 @@ async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: H
         await pilot.press("i")
         text = " ".join(app.text.split())
         entry = KNOBS_BY_NAME["strategy"]
-        assert f"Refused: {'because ' * 25}it is so; try strategy=ddp" in text
+        assert f"Refused: {'because ' * 33}it is so; try strategy=ddp" in text
         assert entry.what in text
         await pilot.press("pagedown")
         assert f"memory {entry.memory}" in " ".join(app.text.split())

@@ -315,6 +315,11 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """True if the CPU computes in fp16; None for a run on GPUs."""
 
     @property
+    def has_named_nodes(self) -> bool:
+        """True for a run on several nodes, which reads requests to stop from its directory, on whatever machine."""
+        return self.by_slurm or any(node.host for node in self.nodes)
+
+    @property
     def predicted_bytes(self) -> int | None:
         """The peak that was predicted for the fullest rank; None when nothing was."""
         return None if self.predicted is None else self.predicted.total_bytes

@@ -348,7 +348,7 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 
 def _signal_supervisor(directory: Path, signum: int) -> bool:
     run = read_run_file(directory)
-    if run is not None and run.nodes and not (directory / RESULT_FILE).exists():
+    if run is not None and run.has_named_nodes and not (directory / RESULT_FILE).exists():
         ask_all_nodes(directory, KILL if signum == signal.SIGUSR1 else STOP)
         if (job := job_of(directory)) is not None and job_state(job).stage == "pending":
             cancel(job)

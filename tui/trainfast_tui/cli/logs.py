@@ -84,7 +84,7 @@ def stop(arguments: argparse.Namespace) -> int:
     """Stop the run and return 0 once its processes have ended; 130 if Ctrl-C came first, 129 if the terminal closed."""
     directory = directory_to_stop(arguments.reference)
     run = read_run_file(directory)
-    if run is None or not run.nodes:  # of several nodes each reads the request, wherever it is
+    if run is None or not run.has_named_nodes:  # of several nodes each reads the request, wherever it is
         refuse_left_alone(directory)
     result = result_or_none_while_live(directory)
     if result is not None:

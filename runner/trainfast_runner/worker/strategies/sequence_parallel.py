@@ -109,18 +109,15 @@ def split(whole: Tensor, group: Any) -> Tensor:
 
 def gather(part: Tensor, group: Any) -> Tensor:
     """Return the whole sequence from the ranks' parts."""
-    degree, (batch, *others) = dist.get_world_size(group), part.shape
-    parts = part.new_empty(degree * batch, *others)
+    degree = dist.get_world_size(group)
+    parts = part.new_empty(degree * part.shape[0], *part.shape[1:])
     dist.all_gather_into_tensor(parts, part.contiguous(), group=group)
-    whole: Tensor = parts.view(degree, batch, *others).transpose(0, 1).flatten(1, 2)
-    return whole
+    return torch.cat(parts.chunk(degree), dim=1)
 
 
 def scatter_sum(whole: Tensor, group: Any) -> Tensor:
     """Return this rank's part of the sum over ranks of whole sequences."""
-    batch, _, *others = whole.shape
-    degree = dist.get_world_size(group)
-    parts = whole.reshape(batch, degree, -1, *others).transpose(0, 1).flatten(0, 1).contiguous()
+    parts = torch.cat(whole.chunk(dist.get_world_size(group), dim=1))
     part = parts.new_empty(whole.shape[0], *parts.shape[1:])
     dist.reduce_scatter_tensor(part, parts, group=group)
     return part
