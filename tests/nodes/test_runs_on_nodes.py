@@ -35,6 +35,8 @@ def test_two_nodes_train_as_two_devices_of_one(cli: Cli) -> None:
     assert together["actual"]["nodes"] == 1
     assert apart["actual"]["world_size"] == 2
     assert apart["loss"] == together["loss"]
+    # The other node's ranks are no stranger's.
+    assert apart["conditions"]["others_cpu_percent"] is None
 
 
 class Live:

@@ -27,7 +27,7 @@ import psutil
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.doctor import Finding
-from trainfast_runner.machine.hosts import Host, host_argv, module_argv, ssh_failure
+from trainfast_runner.machine.hosts import Host, address_family, address_towards, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import (
     PROGRAMS,
@@ -298,13 +298,11 @@ class Answers:
 
     def source(self, address: str) -> str:
         """The address of this machine from which it talks to that one; nothing is sent."""
-        with socket.socket(_family(address), socket.SOCK_DGRAM) as one:
-            one.connect((address, 9))
-            return str(one.getsockname()[0])
+        return address_towards(address)
 
     def listen(self, address: str) -> int:
         """Listen on a free port until the end of this process, and return it."""
-        self._listening = socket.create_server(("", 0), family=_family(address))
+        self._listening = socket.create_server(("", 0), family=address_family(address))
         return int(self._listening.getsockname()[1])
 
     def connect(self, address: str, port: int) -> float | str:
@@ -358,10 +356,6 @@ class Answers:
             torchrun = psutil.Process(self._torchrun.pid)
             for process in (torchrun, *torchrun.children(recursive=True)):
                 process.kill()
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,6 +126,18 @@ def host_argv(host: Host, argv: Sequence[str]) -> list[str]:
         raise UserError(f"{plain(ssh[0])} is not installed", key=SSH_VARIABLE, advice="apt-get install openssh-client")
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
     return [*ssh, *options, host.name, shlex.join(argv)]
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """The family of sockets for this address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def address_towards(other: str) -> str:
+    """The address of this machine from which packets to `other` go; nothing is sent. Raises OSError without a route."""
+    with socket.socket(address_family(other), socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:

@@ -52,7 +52,13 @@ class MeasuredWindow:
 
     @property
     def others_cpu_percent(self) -> float | None:
-        """The mean share of all cores that processes other than the run's took; None if unknown."""
+        """The mean share of all cores that processes other than the run's took; None if unknown.
+
+        A sampler sees the processes of its own node: with another node on the same machine the share is unknown.
+        """
+        addresses = [node.address for node in self.run.nodes if node.address]
+        if addresses.count(addresses[0] if addresses else "") > 1:
+            return None
         busy_percent = mean_of_known(host.cpu_percent for host in self.hosts)
         return _known(lambda busy, own: max(0.0, busy - own), busy_percent, self.own_cpu_percent)
 

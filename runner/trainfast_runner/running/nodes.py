@@ -11,11 +11,12 @@ import os
 import signal
 import socket
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.machine.hosts import address_family, address_towards
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
@@ -101,7 +102,9 @@ class Nodes:
 
     def _listen(self, address: str) -> int:
         """Listen on a free port until the other nodes have reached it, and return it."""
-        self._listener = socket.create_server((address, 0), family=_family(address), backlog=len(self._run.nodes))
+        self._listener = socket.create_server(
+            (address, 0), family=address_family(address), backlog=len(self._run.nodes)
+        )
         self._listener.setblocking(False)
         return int(self._listener.getsockname()[1])
 
@@ -193,21 +196,10 @@ def own_address(node: RunNode) -> str:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
         return connection[2]
-    return address_towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", LOOPBACK))
-
-
-def address_towards(other: str) -> str:
-    """The address of this machine from which packets to `other` go; nothing is sent."""
-    with closing(socket.socket(_family(other), socket.SOCK_DGRAM)) as probe:
-        try:
-            probe.connect((other, 9))
-        except OSError:
-            return LOOPBACK
-        return str(probe.getsockname()[0])
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return address_towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", LOOPBACK))
+    except OSError:
+        return LOOPBACK
 
 
 def node_argv(run: RunFile, nodes: Nodes, endpoint: tuple[str, int]) -> list[str]:

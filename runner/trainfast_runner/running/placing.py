@@ -117,7 +117,7 @@ def place(hosts: Sequence[Host], devices: KnobValue, python: str, home: Home) ->
         chosen = [] if on_cpu else one.gpus[first : first + count]
         taken_here += len(chosen) if host.is_local else 0
         gpus += chosen
-        # Of this machine, the address that another host saw.
+        # ssh does not show this machine its own address: another host saw it.
         seen = next((other.seen_address for other in facts if other.seen_address), LOOPBACK)
         uuids = [gpu.uuid for gpu in chosen if gpu.uuid]
         nodes.append(RunNode(host=host.name, world_size=count, address=one.address or seen, device_uuids=uuids))

@@ -39,7 +39,7 @@ GONE = {*ENDED_BY_SLURM, "COMPLETED", "FAILED"}
 NO_SUCH_JOB = ("Invalid job id", "already completing or completed")
 """Part of Slurm's error about a job that it has forgotten (after MinJobAge, by default 300 s) or that has ended."""
 CANNOT_START = {"BadConstraints", "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit"}
-"""Reasons for which a job would wait until an administrator changes a limit; whether sbatch refuses it at once is up to
+"""Reasons that make a job wait until an administrator changes a limit; whether sbatch refuses it at once is up to
 EnforcePartLimits of slurm.conf(5)."""
 NOT_ONE_JOB = {
     "-a": "--array",

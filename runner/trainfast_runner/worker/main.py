@@ -30,7 +30,7 @@ def main(run_dir: str) -> None:
     rank = int(os.environ.get("RANK", "0"))
     node = int(os.environ.get(NODE_VARIABLE, "0"))
     if NODE_VARIABLE in os.environ:
-        # Where torchrun's agent is killed, its ranks would train on alone.
+        # If torchrun's agent is killed, its ranks must not train on alone.
         die_with_parent()
     hold_alive_lock(folder)
     log = WorkerLog(folder, rank)

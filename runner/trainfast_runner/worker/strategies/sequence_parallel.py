@@ -34,7 +34,7 @@ class SequencePlan:
     gathers: set[str] = field(default_factory=set)
     """Modules that take whole sequences, whose gradients are summed over ranks: attentions and MLPs."""
     scatters: set[str] = field(default_factory=set)
-    """Modules whose outputs are summed over ranks, of which each rank keeps its part of the sequence."""
+    """Modules whose outputs are summed over ranks; each rank keeps its part of the sequence."""
     summed: set[str] = field(default_factory=set)
     """Parameters that each rank uses on its part of the sequence: their gradients are summed over ranks."""
 
