@@ -68,7 +68,9 @@ def main(preset, *settings):
         for _ in range(3):
             counted.peaks.clear()
             counted.count(list(batch.values()))
-            forward_backward(strategy, Objective(objective), itertools.repeat(batch, knobs.grad_accum), counted.enter)
+            forward_backward(
+                strategy, Objective(objective, knobs), itertools.repeat(batch, knobs.grad_accum), counted.enter
+            )
             counted.enter("optimizer")
             strategy.optimizer_step()
     print(json.dumps(counted.peaks), flush=True)

@@ -60,7 +60,7 @@ def torchs_count(module, objective):
 @pytest.mark.parametrize(("model", "objective"), FAMILIES, ids=NAMES)
 def test_the_count_is_torchs_own_with_what_checkpointing_repeats_apart(model, objective):
     module = built(model, objective, "cpu")
-    plain, full = (flops_per_sample(module, objective, 64, value) for value in ("off", "full"))
+    plain, full = (flops_per_sample(module, objective, 64, value) for value in (0.0, 1.0))
     once = torchs_count(module, objective)
     # N counts biases, norms and the projection of patches for every token, which matters in models as small as these.
     assert plain.model == full.model == pytest.approx(once, rel=0.03)
@@ -70,18 +70,18 @@ def test_the_count_is_torchs_own_with_what_checkpointing_repeats_apart(model, ob
 
 
 def test_only_active_experts_count():
-    one = flops_per_sample(built(MIXTRAL, "causal-lm"), "causal-lm", 64, "off")
-    dense = flops_per_sample(built({**LLAMA, "num_key_value_heads": 4}, "causal-lm"), "causal-lm", 64, "off")
+    one = flops_per_sample(built(MIXTRAL, "causal-lm"), "causal-lm", 64, 0.0)
+    dense = flops_per_sample(built({**LLAMA, "num_key_value_heads": 4}, "causal-lm"), "causal-lm", 64, 0.0)
     # What is left is the router.
     assert one.model == pytest.approx(dense.model + 6 * 64 * 2 * 64 * 4)
 
 
 def test_the_notebook_counts_language_models_its_own_way():
     module = built(BERT, "masked-lm")
-    plain, full = (flops_per_sample(module, "masked-lm", 64, value) for value in ("off", "full"))
+    plain, full = (flops_per_sample(module, "masked-lm", 64, value) for value in (0.0, 1.0))
     assert full.notebook == pytest.approx(4 / 3 * plain.notebook)
     # Its formula has a projection to the vocabulary, which a classifier does not compute.
-    classified = flops_per_sample(built(BERT, "sequence-classification"), "sequence-classification", 64, "off")
+    classified = flops_per_sample(built(BERT, "sequence-classification"), "sequence-classification", 64, 0.0)
     assert classified.notebook is None
 
 

@@ -32,13 +32,14 @@ from trainfast_runner.records.run_directory import locked
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.worker.catalog import LEVERS
 from trainfast_runner.worker.shared.host import make_private
 from trainfast_runner.worker.shared.words import NO_WORK
 
-STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
+STEP_KNOBS = ("precision", "seq_len", "attention", *(name for name, entry in LEVERS.items() if entry.is_traced))
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
-TRACE_FORMAT = "7"
+TRACE_FORMAT = "8"
 """Format of the cached traces; a trace of another format is made again."""
 
 

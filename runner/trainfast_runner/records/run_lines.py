@@ -79,6 +79,9 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: str | None = None
     pipeline_stages: Count | None = None
     compiled: bool | None = None
+    loss_function: str | None = None
+    checkpointed_layers: Count | None = None
+    """Layers that compute their activations again in the backward."""
     engine: str | None = None
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None

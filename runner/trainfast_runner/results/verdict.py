@@ -34,7 +34,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.settings.device_counts import axis_degree, expected_mesh
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.units import counted, gibibytes
-from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
+from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 from trainfast_runner.worker.shared.words import TRIAL
 
@@ -110,7 +110,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         expected_class = ran.optimizer if is_own and optimizer.class_name == "AdamW" else optimizer.class_name
         yield "optimizer", expected_class, ran.optimizer
         yield f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation
-    yield "checkpointing", knobs.get("checkpointing"), ran.checkpointing
+    for lever in filter(lambda entry: entry.actual, LEVERS.values()):
+        yield lever.name, knobs.get(lever.name), getattr(ran, lever.actual)
     yield "engine", knobs.get("engine"), ran.engine
     attention, mode = knobs.get("attention"), knobs.get("compile", "off")
     yield f"attention={attention}", ATTENTION_KERNELS.get(str(attention)), ran.attention

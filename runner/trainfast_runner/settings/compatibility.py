@@ -7,6 +7,7 @@ NEAREST)`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -79,6 +80,12 @@ class Facts:
     def engine(self) -> catalog.EngineEntry:
         """The catalog's entry of the engine."""
         return catalog.ENGINES[str(self.knobs["engine"])]
+
+    @property
+    def levers(self) -> list[tuple[catalog.LeverEntry, catalog.LeverValue]]:
+        """The levers whose value is not the plain one, each with that value."""
+        values = [(entry, entry[self.knobs[name]]) for name, entry in catalog.LEVERS.items()]
+        return [(entry, value) for entry, value in values if value.name != entry.plain]
 
     @property
     def on_cpu(self) -> bool:
@@ -236,6 +243,53 @@ def _programs(facts: Facts) -> Refusals:
     if mode != "off" and not engine.compiles:
         instead = f"compile=off, or compile={mode} with engine={engine.fallback}"
         yield refusal("compile", f"engine={engine.name} does not take compile={mode}", instead)
+
+
+def _levers_on_a_cpu(facts: Facts) -> Refusals:
+    """Levers that need a GPU."""
+    for entry, value in facts.levers if facts.on_cpu else ():
+        if value.needs_gpus_reason:
+            sentence = f"{entry.name}={value.name} {value.needs_gpus_reason}, and this run is on the CPU"
+            yield refusal(entry.name, sentence, f"{entry.name}={entry.plain}")
+
+
+def _levers_and_programs(facts: Facts) -> Refusals:
+    """Levers that a strategy or an engine does not have."""
+    for entry, value in facts.levers:
+        asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
+        for knob, ran, having in (
+            ("strategy", facts.strategy.name, value.strategies),
+            ("engine", facts.engine.name, value.engines),
+        ):
+            if having and ran not in having:
+                sentence = f"{asked} works with {knob} {', '.join(having)}, not with {knob}={ran}"
+                yield refusal(entry.name, sentence, f"{plain}, or {knob}={having[0]}")
+
+
+def _levers_of_the_model(facts: Facts) -> Refusals:
+    """Levers that the model, its objective or the installed packages do not have."""
+    family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
+    for entry, value in facts.levers:
+        asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
+        if value.objectives and objective not in value.objectives:
+            sentence = f"{asked} is for data.objective={' or '.join(value.objectives)}, not for {objective}"
+            yield refusal(entry.name, sentence, plain)
+        if value.families and isinstance(family, str) and family not in value.families:
+            yield refusal(entry.name, f"{asked} can do {', '.join(value.families)}, and the model is {family}", plain)
+        install = f"install with: {facts.python} -m pip install"
+        if value.package is not None and not facts.versions.get(value.package):
+            yield refusal(entry.name, f"{asked} needs {value.package}; {install} {value.package}", plain)
+        for package, first in value.versions:
+            version = facts.versions.get(package)
+            if version and _release(version) < _release(first):
+                needs = f"{asked} needs {package} {first} or later and this Python has {version}"
+                yield refusal(entry.name, f"{needs}; {install} '{package}>={first}'", plain)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version before anything else: (2, 13, 0) of `2.13.0+cu130`."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _half_precision(facts: Facts) -> Refusals:
@@ -542,13 +596,15 @@ def _warmup(facts: Facts) -> Refusals:
 
 DEVICE_RULES: tuple[Rules, ...] = (_devices, _hardware)
 """Rules that look at devices only, and at what they compute with."""
-VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_and_kernel_on_a_cpu)
+VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_and_kernel_on_a_cpu, _levers_on_a_cpu)
 """Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
-KNOB_RULES: tuple[Rules, ...] = (_ranks, _micro_batches, _programs, _optimizer_on_a_cpu)
+KNOB_RULES: tuple[Rules, ...] = (
+    *(_ranks, _micro_batches, _programs, _optimizer_on_a_cpu, _levers_on_a_cpu, _levers_and_programs),
+)
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
     *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
-    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _attention),
+    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _attention, _levers_of_the_model),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""
 

@@ -1,8 +1,8 @@
 """The knob table: every setting of a run, declared once.
 
 The command line's `--set`, the panel on the screen, the checks of presets, the help and the exporters are all
-derived from `KNOBS`. A new knob is one entry here and the worker's handling of it. A new strategy, optimizer or engine
-is an entry in the worker's `catalog`.
+derived from `KNOBS`. A new knob is one entry here and the worker's handling of it. A new strategy, optimizer, engine or
+lever is an entry in the worker's `catalog`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from trainfast_runner.settings.knob_values import (
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import (
     ENGINES,
+    LEVERS,
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
+    LeverEntry,
     OptimizerEntry,
+    searched_values,
     strategies_obeying,
 )
 
@@ -44,6 +47,26 @@ def _joined_help(begin: str, entries: Mapping[str, object], field: str) -> str:
     """The help of a knob: the help of each of the catalog's entries after its name."""
     texts = [f"{name}: {text}." for name, entry in entries.items() if (text := getattr(entry, field))]
     return " ".join([begin, *texts]).strip()
+
+
+def _lever_knob(entry: LeverEntry) -> Knob:
+    """The knob of a lever, in the words of its entry."""
+    values = {value.name: value for value in entry.values}
+    alike = tuple(name for name, value in values.items() if value.tolerance is not None)
+    return Knob(
+        entry.name,
+        Choice(tuple(values)),
+        default=entry.plain,
+        group=entry.group,
+        what=_joined_help(entry.what, values, "what"),
+        speed=". ".join(value.speed for value in entry.values if value.speed) or "none",
+        memory=". ".join(value.memory for value in entry.values if value.memory) or "none",
+        same_as=Equivalent(*entry.same_as),
+        equivalent_values="all" if len(alike) == len(values) else alike,
+        changes_in_warm_process=entry.changes_in_warm_process,
+        needs_new_process_for=tuple(name for name, value in values.items() if value.needs_process),
+        search_values=searched_values(entry),
+    )
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -101,18 +124,8 @@ KNOBS: tuple[Knob, ...] = (
         same_as=Equivalent("max_seq_length (of the data)", "", ""),
         equivalent_values=(),
     ),
-    Knob(
-        "checkpointing",
-        Choice(("off", "full")),
-        default="off",
-        group="memory",
-        what="Activation checkpointing: keep only the inputs of each layer and recompute the rest in the backward.",
-        speed="full recomputes each layer: about 20-30 % slower",
-        memory="activations shrink to one layer plus the boundaries between layers",
-        same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
-        changes_in_warm_process=True,
-        search_values=("off", "full"),
-    ),
+    _lever_knob(LEVERS["checkpointing"]),
+    _lever_knob(LEVERS["loss"]),
     Knob(
         "optimizer",
         Choice(tuple(OPTIMIZERS)),
@@ -425,7 +438,9 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
         if entry.name not in knobs:
             continue
         names, value = entry.same_as.trainer_fields, knobs[entry.name]
-        if entry.name == "precision":
+        if entry.name in LEVERS:
+            fields |= dict(LEVERS[entry.name][value].trainer_fields or ())
+        elif entry.name == "precision":
             fields |= {name: value == name for name in ("bf16", "fp16", "tf32")}
         elif entry.name == "compile":
             fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": compile_mode(knobs)}
@@ -434,8 +449,8 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
         elif entry.name == "optimizer":
             fields |= _trainer_optimizer(names[0], OPTIMIZERS[str(value)])
         else:
-            # Switches are booleans there, and so is full checkpointing.
-            switches = {"on": True, "off": False, "full": True}
+            # Switches are booleans there.
+            switches = {"on": True, "off": False}
             fields[names[0]] = switches.get(value, value) if isinstance(value, str) else value
     return fields
 

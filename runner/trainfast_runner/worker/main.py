@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .invalid import InvalidInput
 from .memory.allocator import Allocator
+from .model.inspection import hide_packages
 from .records.record_file import WorkerLog
 from .shared.host import ALIVE_LOCK_FILE
 from .shared.process import die_with_parent, exit_now, start_ticks
@@ -53,6 +54,8 @@ def main(run_dir: str) -> None:
         log.enter("import", "torch and transformers")
         # Collections are a fifth of the imports' time; `Training` enables them again.
         gc.disable()
+        # transformers imports it for weights of its formats, which no model here has: 140 modules and three warnings.
+        hide_packages(("torchao",))
         # Only here, because it imports torch.
         from .training import Training
 

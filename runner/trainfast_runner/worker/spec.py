@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .catalog import LEVERS
 from .shared.host import states_folder
 from .shared.memory_limit import limit_of_rank
 from .shared.words import CONFIRMATION, PROBE, TRIAL
@@ -46,6 +47,11 @@ class Knobs:
     timing_warmup: int
     others: dict[str, Any]
     """Knobs without a field here, by name: the file that handles one reads it from here."""
+
+    def lever(self, name: str) -> str:
+        """The value of a lever's knob; the plain one in a trace that does not depend on it."""
+        value = self.others.get(name, getattr(self, name, None))
+        return LEVERS[name].plain if value is None else str(value)
 
     def with_values(self, values: dict[str, Any]) -> Knobs:
         """Return these knobs with other values, by name."""

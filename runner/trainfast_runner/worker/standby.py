@@ -113,6 +113,8 @@ def _import_for_run(device: str, model: dict[str, Any], objective: str) -> None:
         # As in a run: large blocks freed on the heap would take tensors later.
         Allocator().set_strict()
     gc.disable()
+    # As a run hides it.
+    hide_packages(("torchao",))
     # numpy's OpenBLAS starts its threads when it is imported, and a process with threads is no good to fork.
     own = os.environ.get(BLAS_THREADS)
     set_variables({BLAS_THREADS: "1"})

@@ -18,6 +18,8 @@ from .catalog import OPTIMIZERS
 from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
+from .levers import actual_fields as lever_fields
+from .levers.checkpointing import recomputed_share
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
 from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
@@ -80,7 +82,7 @@ class TrainState:
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
-        self.engine = make_engine(self.knobs, self.strategy, Objective(spec.data.objective))
+        self.engine = make_engine(self.knobs, self.strategy, Objective(spec.data.objective, self.knobs))
         self.batches: Iterator[Batch] = iter(())
         self._spec = replace(spec, knobs=self.knobs)
         self._config = config
@@ -101,7 +103,8 @@ class TrainState:
         # transformers notes dtype and attention in the configuration that it is given.
         self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
         # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
-        self._flops = flops_per_sample(self.model, objective, self._tokens_per_sample, self.knobs.checkpointing)
+        share = recomputed_share(self.model)
+        self._flops = flops_per_sample(self.model, objective, self._tokens_per_sample, share)
         self.engine.prepare(self.model)
         # Weights are the same on every rank; dropout is not.
         torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)
@@ -135,7 +138,6 @@ class TrainState:
         module, optimizer = self.engine.live()
         config: Any = model.config
         text, device = text_part(config), strategy.device
-        is_checkpointed = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
         read_fields = {**NULL_UNLESS_READ, **strategy.actual_fields(unwrap(module))}
         log.write(
             "actual",
@@ -147,7 +149,7 @@ class TrainState:
             compute_dtype=self._compute_dtype.name,
             attention=attention_of(model),
             attention_reason=attention_reason(model, self.knobs),
-            checkpointing="full" if is_checkpointed else "off",
+            **lever_fields(model),
             world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
             # torchrun's variable: the number of its agents.
             nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),

@@ -1,4 +1,4 @@
-"""Every strategy, optimizer and engine, one entry each, for both halves; a new one is an entry here and its file.
+"""Every strategy, optimizer, engine and lever, one entry each, for both halves; a new one is an entry and its file.
 
 Standard library only: the parent reads this folder as `trainfast_runner.worker.catalog`, the worker as
 `trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .levers import LEVERS as LEVERS
+from .levers import LeverEntry as LeverEntry
+from .levers import LeverValue as LeverValue
+from .levers import lever_packages
+from .levers import searched_values as searched_values
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import OptimizerEntry as OptimizerEntry
 from .optimizers import nearest_optimizer as nearest_optimizer
@@ -79,7 +84,8 @@ def packages() -> tuple[str, ...]:
     """Packages that some entry needs."""
     entries: list[StrategyEntry | OptimizerEntry | EngineEntry]
     entries = [*STRATEGIES.values(), *OPTIMIZERS.values(), *ENGINES.values()]
-    return tuple(dict.fromkeys(entry.package for entry in entries if entry.package is not None))
+    needed = [entry.package for entry in entries if entry.package is not None]
+    return tuple(dict.fromkeys([*needed, *lever_packages()]))
 
 
 def allows_warm_trials(strategy: str, engine: str, compile: str) -> bool:

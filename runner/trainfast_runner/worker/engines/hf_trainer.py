@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..catalog import OPTIMIZERS
+from ..catalog import LEVERS, OPTIMIZERS
 from ..data.samples import Batch
+from ..levers.checkpointing import ARGUMENTS
 from ..loop import to_device
-from ..model.build import CHECKPOINTING_ARGUMENTS
 from ..model.optimizer import Objective, logits_of, optimizer_class
 from ..model.weights import init_weights
 from ..records.step_log import StepRecorder
@@ -32,6 +32,8 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
     # The field's newer name, where this version has it.
     names = [field.name for field in dataclasses.fields(TrainingArguments)]
     checkpointing = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+    fields: dict[str, Any] = dict(LEVERS["checkpointing"][knobs.checkpointing].trainer_fields or ())
+    arguments = {**ARGUMENTS, **fields.get("gradient_checkpointing_kwargs", {})}
     return TrainingArguments(
         # The folder has to exist; nothing is written into it.
         output_dir=tempfile.gettempdir(),
@@ -60,7 +62,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **{checkpointing: knobs.checkpointing == "full", f"{checkpointing}_kwargs": CHECKPOINTING_ARGUMENTS},
+        **{checkpointing: fields["gradient_checkpointing"], f"{checkpointing}_kwargs": arguments},
     )
 
 

@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_flatten
 
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
+from ..levers.checkpointing import checkpoint
 from ..loop import forward_backward
-from ..model.build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
+from ..model.build import attention_of, attention_reason, build_model
 from ..model.model_config import check_seq_len, image_shape, resolve_config, tokens_per_sample, vocab_size
 from ..model.optimizer import HALF_DTYPE, Objective, build_optimizer
 from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
@@ -193,8 +194,9 @@ def _forward_backward(
             live_bytes.repeats[f"{number}:1"] = stack.repeats
     watch = StepWatch(live_bytes)
     hooks = watch.follow(stacks)
-    if traced_training.strategy.knobs.checkpointing == "full":
-        model.gradient_checkpointing_enable({**CHECKPOINTING_ARGUMENTS, "context_fn": watch.around_checkpoints})
+    knobs = traced_training.strategy.knobs
+    if knobs.checkpointing != "off":
+        checkpoint(model, knobs, watch.around_checkpoints)
     hooks += [
         parameter.register_post_accumulate_grad_hook(lambda owner: live_bytes.set_category(owner.grad, GRADS))
         for parameter in model.parameters()
@@ -203,7 +205,9 @@ def _forward_backward(
     try:
         with live_bytes:
             watch.enter("other")
-            forward_backward(traced_training.strategy, Objective(traced_training.objective), batches, watch.enter)
+            forward_backward(
+                traced_training.strategy, Objective(traced_training.objective, knobs), batches, watch.enter
+            )
             live_bytes.end()
     finally:
         for hook in hooks:

@@ -18,12 +18,11 @@ import transformers
 from torch import nn
 
 from ..invalid import InvalidInput, one_line
+from ..levers import apply_levers
 from ..spec import Knobs
 from .model_config import HEAD_OF_OBJECTIVE, check_family
 from .weights import without_weights
 
-CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
-"""Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
@@ -64,7 +63,7 @@ def _head(config: Any, objective: str) -> Any:
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
     """Build a model with its buffers on `device` and its matrices without memory, until `init_weights`.
 
-    Raises InvalidInput if the architecture has no such head or no such attention.
+    Raises InvalidInput if the architecture has no such head, no such attention or not a lever's value.
     """
     _check_head(config, objective)
     if objective == "sequence-classification" and config.pad_token_id is None:
@@ -86,15 +85,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     except (ValueError, ImportError, KeyError) as error:
         raise _refusal(one_line(error), config.model_type, knobs.attention) from error
     model.config.use_cache = False
-    if knobs.checkpointing == "full":
-        if not model.supports_gradient_checkpointing:
-            raise InvalidInput(
-                f"{config.model_type} has no activation checkpointing",
-                key="checkpointing",
-                allowed=["off"],
-                nearest="off",
-            )
-        model.gradient_checkpointing_enable(CHECKPOINTING_ARGUMENTS)
+    apply_levers(model, knobs)
     model.train()
     return cast(nn.Module, model)
 

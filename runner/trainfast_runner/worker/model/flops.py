@@ -49,15 +49,15 @@ class _Shape:
         return self_attention + self.decoder_layers * self.decoder_tokens * self.tokens
 
 
-def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointing: str) -> SampleFlops | None:
+def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointed_share: float) -> SampleFlops | None:
     """Count the FLOPs of one sample; None if the configuration lacks a field. Call it before the model is sharded.
 
     Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
     parameters that multiply that token: not the input embeddings, whose lookup is free, unless they are tied to the
     output projection; only the active share of a mixture's experts. An encoder's parameters multiply the encoder's
-    tokens, a decoder's its own. Attention is counted whole, without halving for causality. Full checkpointing repeats
-    the forward of the layers, a third of their FLOPs, but nothing outside of them. (torch leaves out a layer's last
-    product if no later value needs it, such as a Llama's down projection.)
+    tokens, a decoder's its own. Attention is counted whole, without halving for causality. Checkpointing repeats
+    the forward of its share of the layers, a third of their FLOPs, but nothing outside of them. (torch leaves out a
+    layer's last product if no later value needs it, such as a Llama's down projection.)
     """
     config: Any = model.config
     part = image_part(config) if objective == "image-classification" else text_part(config)
@@ -71,13 +71,12 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
     shape = _shape(config, part, layers, objective, seq_len)
     everywhere, in_layers = _multiplications(model, part, shape)
     attention = 6.0 * heads * 2 * head_size(part) * shape.scores
-    is_recomputed = checkpointing == "full"
     notebook = None
     if objective in ("causal-lm", "masked-lm"):
-        notebook = (4 if is_recomputed else 3) * notebook_forward(layers, hidden, seq_len, int(part.vocab_size))
+        notebook = (3 + checkpointed_share) * notebook_forward(layers, hidden, seq_len, int(part.vocab_size))
     return SampleFlops(
         model=6.0 * everywhere + attention,
-        recomputed=(6.0 * in_layers + attention) / 3 if is_recomputed else 0.0,
+        recomputed=checkpointed_share * (6.0 * in_layers + attention) / 3,
         notebook=notebook,
     )
 

@@ -1,4 +1,4 @@
-"""The loss of each objective, computed from the logits, so that all models and strategies share one definition.
+"""The loss of each objective, from the logits or in the model's own forward, one definition for all strategies.
 
 The `optimizer` knob is the class of its entry in the catalog over two groups of parameters; then the `precision` knob.
 """
@@ -34,8 +34,9 @@ def logits_of(outputs: Any) -> Tensor:
 class Objective:
     """Cross entropy summed over the counted targets; the loop divides it by the targets of the global batch."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, knobs: Knobs) -> None:
         self.shifts = name == "causal-lm"
+        self.in_forward = knobs.lever("loss") != "full"
 
     def targets(self, batch: Batch) -> Tensor:
         """The target of each logit: its label; for a causal model, the label of the next position."""
@@ -49,6 +50,9 @@ class Objective:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sum of the targets' cross entropies, in fp32 for every compute dtype."""
+        if self.in_forward:
+            loss: Tensor = model(**model_inputs(batch), targets=self.targets(batch))
+            return loss
         return self.loss_of_logits(logits_of(model(**model_inputs(batch))), self.targets(batch))
 
     def loss_of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:

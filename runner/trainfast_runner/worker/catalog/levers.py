@@ -1,0 +1,191 @@
+"""The levers: knobs that change how a step is computed, not its samples; one entry each. Standard library only.
+
+A lever is an entry here and one file in `worker/levers`, whose function the worker calls on the built model before its
+weights are initialized. The tracer builds the same model, so memory is predicted without a rule. The knob table, the
+rules of compatibility, the exports, a best-fit search and the verdict on what ran all read this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TrainerFields = tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverValue:
+    """One value of a lever. `what`, `speed` and `memory` are its help, and say where it loses."""
+
+    name: str
+    what: str = ""
+    speed: str = ""
+    memory: str = ""
+    path: str | None = None
+    """`module:function` below `worker/levers`, called with the model and the knobs; None changes no model."""
+    tolerance: float | None = 0.0
+    """Greatest relative difference of a step's loss from that of the plain value in fp32; None trains differently."""
+    objectives: tuple[str, ...] = ()
+    """Objectives that have it; empty for all. Likewise the next three."""
+    families: tuple[str, ...] = ()
+    """Model types that have it."""
+    strategies: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    needs_gpus_reason: str | None = None
+    """The reason that it needs GPUs; None if it runs on a CPU too."""
+    package: str | None = None
+    """The package that has to be installed."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Packages, each with the first version that has it."""
+    trainer_fields: TrainerFields | None = None
+    """Fields of TrainingArguments that set it; None if that has no words for it."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that set it, which the training starts with."""
+    is_searched: bool = False
+    """True if a best-fit search tries it unless told otherwise."""
+    needs_process: bool = False
+    """True if only a new process can take it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverEntry:
+    """A lever: the knob of this name, whose first value is the plain one."""
+
+    name: str
+    group: str
+    """Group of the knob on the screen."""
+    what: str
+    values: tuple[LeverValue, ...]
+    phases: tuple[str, ...] = ("forward", "backward")
+    """The parts of a step that it acts on."""
+    is_traced: bool = True
+    """True if the trace of forward and backward has its memory."""
+    actual: str = ""
+    """Field of the record of what ran that has the value; empty if another rule compares it."""
+    same_as: tuple[str, str, str] = ("", "", "")
+    """Names of the same setting in TrainingArguments, accelerate and DeepSpeed."""
+    changes_in_warm_process: bool = True
+
+    def __getitem__(self, name: object) -> LeverValue:
+        """The value of that name; the plain one for the name of a newer version."""
+        return next((value for value in self.values if value.name == name), self.values[0])
+
+    @property
+    def plain(self) -> str:
+        """Name of the plain value."""
+        return self.values[0].name
+
+
+_HEADS_IN_CHUNKS = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3"),
+    *("gpt2", "gpt_neox", "opt", "bert", "roberta", "distilbert", "modernbert", "t5"),
+)
+"""Model types whose logits are one matrix product of the last hidden states, then at most a soft cap.
+
+Others scale their logits after it (cohere, granite): each of these was compared with its own forward."""
+_WHOLE_HEADS = ("single", "ddp", "fsdp", "zero1", "zero2")
+"""Strategies under which a rank's forward has the head's whole weight."""
+
+LOSS = LeverEntry(
+    name="loss",
+    group="memory",
+    what="How the logits become a loss.",
+    values=(
+        LeverValue(name="full", what="all logits at once", trainer_fields=()),
+        LeverValue(
+            name="chunked",
+            path="head_loss:chunk_loss",
+            what="an eighth of the tokens at a time, whose logits the backward computes again",
+            speed="chunked costs one more product with the vocabulary: worth it where the memory buys a larger batch,"
+            " a loss for a small vocabulary or few tokens",
+            memory="chunked never has all logits: with a vocabulary of 32,000 or more they are most of the peak",
+            tolerance=1e-5,
+            objectives=("causal-lm", "masked-lm", "seq2seq"),
+            families=_HEADS_IN_CHUNKS,
+            strategies=_WHOLE_HEADS,
+            engines=("native", "accelerate"),
+            is_searched=True,
+        ),
+    ),
+    phases=("forward", "backward"),
+    actual="loss_function",
+)
+
+_LAYERS_IN_ONE = (*_WHOLE_HEADS, "zero3", "dp", "tp", "ddp+tp", "fsdp+tp")
+"""Strategies under which a rank has every layer: what a stage of a pipeline checkpoints depends on its first layer."""
+_EVERY_TEXT = "checkpoints one layer in {0}, the first of each {0}"
+_EVERY = tuple(
+    LeverValue(
+        name=f"every-{count}",
+        path="checkpointing:checkpoint",
+        what=_EVERY_TEXT.format(count),
+        tolerance=1e-6,
+        strategies=_LAYERS_IN_ONE,
+        trainer_fields=(
+            ("gradient_checkpointing", True),
+            ("gradient_checkpointing_kwargs", {"use_reentrant": False, "every_n_layers": count}),
+        ),
+        is_searched=count == 2,
+    )
+    for count in (2, 3, 4)
+)
+CHECKPOINTING = LeverEntry(
+    name="checkpointing",
+    group="memory",
+    what="Activation checkpointing: keep only the inputs of each layer and recompute the rest in the backward.",
+    values=(
+        LeverValue(name="off", trainer_fields=(("gradient_checkpointing", False),), is_searched=True),
+        LeverValue(
+            name="full",
+            path="checkpointing:checkpoint",
+            speed="full recomputes each layer: about 20-30 % slower",
+            memory="with full activations shrink to one layer plus the boundaries between layers",
+            tolerance=1e-6,
+            trainer_fields=(("gradient_checkpointing", True),),
+            is_searched=True,
+        ),
+        *_EVERY,
+        LeverValue(
+            name="selective",
+            path="checkpointing:checkpoint",
+            what="recomputes only what is cheap: it keeps the outputs of matrix products and attention",
+            speed="every-N recomputes an Nth of what full does; selective no matrix product, so it loses little, and on"
+            " few tokens the time of its bookkeeping",
+            memory="between off and full",
+            tolerance=1e-6,
+            engines=("native", "accelerate"),
+        ),
+        LeverValue(
+            name="offload",
+            path="checkpointing:checkpoint",
+            what="is full with the layers' inputs in host memory",
+            speed="offload copies them both ways within the step: slower than full, up to 1.85x without overlap",
+            memory="offload frees the boundaries between layers too",
+            tolerance=1e-6,
+            needs_gpus_reason="moves activations from a GPU to the host",
+            trainer_fields=(
+                ("gradient_checkpointing", True),
+                ("gradient_checkpointing_kwargs", {"use_reentrant": False, "offload": True}),
+            ),
+        ),
+    ),
+    actual="checkpointing",
+    same_as=("gradient_checkpointing", "", "activation_checkpointing"),
+)
+
+LEVERS = {entry.name: entry for entry in (LOSS, CHECKPOINTING)}
+"""All levers, by name."""
+
+
+def searched_values(entry: LeverEntry) -> tuple[str, ...]:
+    """Values that a best-fit search tries unless told otherwise, the plain one first; empty without another."""
+    tried = [value.name for value in entry.values if value.is_searched and value.name != entry.plain]
+    return (entry.plain, *tried) if tried else ()
+
+
+def lever_packages() -> Iterable[str]:
+    """Packages that some value needs, or needs a version of."""
+    for entry in LEVERS.values():
+        for value in entry.values:
+            yield from (value.package,) if value.package else ()
+            yield from (name for name, _ in value.versions)
