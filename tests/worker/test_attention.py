@@ -35,4 +35,6 @@ def test_auto_takes_sdpa_where_the_model_has_it():
     built = build_model(resolve_config(model), "causal-lm", worker_knobs(), torch.device("meta"))
     assert (attention_of(built), attention_reason(built, worker_knobs())) == ("sdpa", "llama has sdpa")
     assert attention_reason(built, worker_knobs(attention="sdpa")) is None
-    assert inspected(model, "causal-lm")["attentions"] == ["auto", "eager", "sdpa", "flash"]
+    assert inspected(model, "causal-lm")["attentions"] == [
+        *("auto", "eager", "sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flash", "flash-3")
+    ]
