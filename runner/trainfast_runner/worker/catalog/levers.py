@@ -103,7 +103,7 @@ _HEADS_IN_CHUNKS = (
 Others scale their logits after it (cohere, granite): each of these was compared with its own forward."""
 _WHOLE_HEADS = ("single", "ddp", "fsdp", "zero1", "zero2")
 """Strategies under which a rank's forward has the head's whole weight."""
-_TRITON = "is Triton kernels for a GPU"
+_TRITON = "runs Triton kernels"
 _USE_LIGER: TrainerFields = (("use_liger_kernel", True),)
 """`liger_kernel_config`, which belongs to both knobs, is made with the other fields."""
 
@@ -391,7 +391,7 @@ ALLOCATOR = LeverEntry(
             speed="slower while it grows, then the same; faster where the allocator had to retry",
             memory="less reserved memory lies between allocations: most where sizes change from step to step, little"
             " where they are all the same",
-            needs_gpus_reason="is of the CUDA allocator",
+            needs_gpus_reason="sets the CUDA allocator",
             allocator_setting="expandable_segments:True",
             needs_process=True,
             is_searched=True,

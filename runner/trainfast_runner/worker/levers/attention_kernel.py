@@ -45,7 +45,7 @@ def choose(model: nn.Module, knobs: Knobs) -> None:
 
 def _see(model: Any, _inputs: Any, output: Any) -> None:
     model._first_forward.remove()
-    outputs = list(output.values() if hasattr(output, "values") else [output])
+    outputs = list(output.values()) if isinstance(output, dict) else [output]
     nodes = [value.grad_fn for value in outputs if isinstance(value, Tensor) and value.grad_fn is not None]
     seen = set(nodes)
     names: set[str] = set()
