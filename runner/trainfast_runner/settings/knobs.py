@@ -127,8 +127,7 @@ KNOBS: tuple[Knob, ...] = (
         same_as=Equivalent("max_seq_length (of the data)", "", ""),
         equivalent_values=(),
     ),
-    _lever_knob(LEVERS["checkpointing"]),
-    _lever_knob(LEVERS["loss"]),
+    *map(_lever_knob, LEVERS.values()),
     Knob(
         "optimizer",
         Choice(tuple(OPTIMIZERS)),
@@ -142,9 +141,6 @@ KNOBS: tuple[Knob, ...] = (
         changes_in_warm_process=True,
         search_values=("adamw", "adamw-foreach", "adamw-fused"),
     ),
-    _lever_knob(LEVERS["attention"]),
-    _lever_knob(LEVERS["compile"]),
-    _lever_knob(LEVERS["kernels"]),
     Knob(
         "workers",
         Whole(0, 256, (0, 1, 2, 4, 8, 16, 32)),
@@ -308,7 +304,6 @@ KNOBS: tuple[Knob, ...] = (
         " allocator retries",
         memory="what does not fit ends as out of memory",
     ),
-    _lever_knob(LEVERS["allocator"]),
     Knob(
         "engine",
         Choice(tuple(ENGINES)),

@@ -407,7 +407,7 @@ ALLOCATOR = LeverEntry(
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables with the settings of torch's CUDA allocator, the newer name first."""
 
-LEVERS = {entry.name: entry for entry in (LOSS, CHECKPOINTING, COMPILE, ATTENTION, KERNELS, ALLOCATOR)}
+LEVERS = {entry.name: entry for entry in (CHECKPOINTING, LOSS, ATTENTION, COMPILE, KERNELS, ALLOCATOR)}
 """All levers, by name."""
 
 
