@@ -11,7 +11,7 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
-from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, has_field
+from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, flag_text, has_field
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
@@ -177,7 +177,11 @@ def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) ->
         return None
     # A switch that is off by default needs no flag.
     changed = {name: value for name, value in fields.items() if value is not False or name in given}
-    return [*command[:start], *(word for name, value in changed.items() for word in (f"--{name}", str(value))), *others]
+    return [
+        *command[:start],
+        *(word for name, value in changed.items() for word in (f"--{name}", flag_text(value))),
+        *others,
+    ]
 
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import KnobValues
-from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.script_preset import ScriptPreset, flag_words_text
 
 FRAMEWORK_KNOBS = (
@@ -35,7 +35,7 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
 PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
-    "HF Trainer": FP32_WEIGHTS,
+    "HF Trainer": TRAINER_PRECISIONS,
     "accelerate": tuple(ACCELERATE_NAMES),
     "Lightning": tuple(LIGHTNING_NAMES),
 }
