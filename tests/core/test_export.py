@@ -175,7 +175,7 @@ n_layer = 2
 initializer_range = 0.01
 [data]
 kind = "files"
-samples = "lines"
+texts = "lines"
 paths = ["*.txt"]
 [knobs]
 batch_size = 3
