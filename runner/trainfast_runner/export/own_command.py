@@ -11,7 +11,13 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
-from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, has_field
+from trainfast_runner.export.trainer_script import (
+    TRAINING_ARGS_FILE,
+    block_text,
+    flag_value,
+    has_field,
+    named_by_version,
+)
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
@@ -142,7 +148,7 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
         fields = trainer_fields(unflagged_knobs)
         if unflagged_knobs.get("compile") == "off":
             fields["torch_compile"] = False
-        if fields and (with_flags := _with_trainer_flags(command, fields)) is not None:
+        if fields and (with_flags := _with_trainer_flags(command, named_by_version(run, fields))) is not None:
             command, expressed = with_flags, tuple(name for name in unflagged_knobs if has_field(name, fields))
     left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
@@ -177,7 +183,8 @@ def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) ->
         return None
     # A switch that is off by default needs no flag.
     changed = {name: value for name, value in fields.items() if value is not False or name in given}
-    return [*command[:start], *(word for name, value in changed.items() for word in (f"--{name}", str(value))), *others]
+    flags = [word for name, value in changed.items() for word in (f"--{name}", flag_value(value))]
+    return [*command[:start], *flags, *others]
 
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
@@ -240,7 +247,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         fields["max_steps"] = asked.steps
     launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
     head = [*head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
-    return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
+    return ExportText(block_text(run, head, fields), [], TRAINING_ARGS_FILE)
 
 
 SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
-from trainfast_runner.worker.catalog import OPTIMIZERS, StrategyEntry
+from trainfast_runner.worker.catalog import FIRST_VERSIONS, OPTIMIZERS, StrategyEntry, levers_of_fields, named_fields
 
 TRANSFORMERS_MAJORS = ("4", "5")
 """Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
@@ -48,7 +49,15 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
         fields["use_cpu"] = True
     left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
     left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
+    levers = levers_of_fields(named_by_version(run, fields).get)
+    left_out += [name for name, value in levers.items() if value != knobs[name] and name not in left_out]
     return fields, left_out
+
+
+def named_by_version(run: RunFile, fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields by their names in the run's transformers; in the newest if the run had none."""
+    version = tuple(map(int, re.findall(r"\d+", run.versions.get("transformers") or "")[:2]))
+    return named_fields(fields, lambda name: not version or version >= FIRST_VERSIONS.get(name, ()))
 
 
 def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
@@ -169,7 +178,8 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         }
     if knobs["compile"] != "off":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
-    covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
+    covered = ["precision", "strategy", "devices", "compile", *(["reshard"] if kind == "FSDP" else [])]
+    covered += ["checkpointing"] if kind == "FSDP" and knobs["checkpointing"] in ("off", "full") else []
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
     head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += malloc_comments(run)
@@ -228,13 +238,15 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]
     head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
-    return ExportText(block_text(head, arguments), left_out, TRAINING_ARGS_FILE)
+    return ExportText(block_text(run, head, arguments), left_out, TRAINING_ARGS_FILE)
 
 
-def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:
+def block_text(run: RunFile, head: Sequence[str], arguments: Mapping[str, object]) -> str:
     """The call with these comments above it; each argument on lines of its own."""
     lines = ["from transformers import TrainingArguments", "", *comments(head), "args = TrainingArguments("]
-    lines += [_argument(name, value) for name, value in {"output_dir": "out", **arguments}.items()]
+    lines += [
+        _argument(name, value) for name, value in {"output_dir": "out", **named_by_version(run, arguments)}.items()
+    ]
     return "\n".join([*lines, ")"])
 
 
@@ -267,7 +279,8 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
-    flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+    named = named_by_version(run, arguments)
+    flags = [word for name, value in named.items() for word in (f"--{name}", flag_value(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
     launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
@@ -278,6 +291,11 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     head = [*head_comments(run, ("transformers", "torch"), left_out), PLACEHOLDER_NOTE]
     head += [file_comment(run, name, "torchrun") for name in other_files]
     return ExportText("\n".join([*comments(head), shell_line(words)]), left_out, "train.sh", other_files)
+
+
+def flag_value(value: object) -> str:
+    """A field's value as HfArgumentParser reads it."""
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def has_field(name: str, arguments: Mapping[str, object]) -> bool:

@@ -44,7 +44,14 @@ from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.settings import compatibility, device_counts
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
-from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
+from trainfast_runner.settings.knobs import (
+    compile_mode,
+    knob,
+    loader_arguments,
+    setting_of,
+    settings_of,
+    trainer_fields,
+)
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
@@ -458,6 +465,10 @@ def framework_environment(knobs: KnobValues) -> dict[str, str]:
         env["PL_TRAINER_ACCUMULATE_GRAD_BATCHES"] = str(knobs["grad_accum"])
     if "grad_clip" in knobs:
         env["PL_TRAINER_GRADIENT_CLIP_VAL"] = str(knobs["grad_clip"])
+    if "compile" in knobs:
+        is_on = knobs["compile"] != "off"
+        env["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR" if is_on else "NO"
+        env |= {"ACCELERATE_DYNAMO_MODE": compile_mode(knobs)} if is_on else {}
     return env
 
 

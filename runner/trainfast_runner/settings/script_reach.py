@@ -14,15 +14,22 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
-from trainfast_runner.settings.script_preset import ScriptPreset, flag_words_text
+from trainfast_runner.settings.script_preset import TRAINER_OPTIMIZERS, ScriptPreset, flag_words_text
+from trainfast_runner.worker.catalog import LEVERS
 
+LEVERS_TAKEN = {
+    name: tuple(value.name for value in entry.values if value.trainer_fields is not None)
+    for name, entry in LEVERS.items()
+    if any(value.trainer_fields for value in entry.values[1:])
+}
+"""The values of each lever that TrainingArguments has fields for."""
 FRAMEWORK_KNOBS = (
-    *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
-    *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
+    *("batch_size", "grad_accum", "precision", *LEVERS_TAKEN, "optimizer", "compile", "samples", "workers"),
+    *("pin_memory", "prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
 )
 BY_LOADER = ("workers", "pin_memory")
 BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
-    "accelerate": ("precision", "grad_accum"),
+    "accelerate": ("precision", "grad_accum", "compile"),
     "Lightning": ("precision", "grad_accum", "grad_clip"),
 }
 """The knobs that a framework takes by variables of the environment, which need no hook in the script."""
@@ -34,11 +41,17 @@ BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {LOADER_DEFAULTS: BY_LOADER},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
-PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
-    "HF Trainer": FP32_WEIGHTS,
-    "accelerate": tuple(ACCELERATE_NAMES),
-    "Lightning": tuple(LIGHTNING_NAMES),
+VALUES_TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
+    "HF Trainer": {
+        "precision": FP32_WEIGHTS,
+        "optimizer": tuple(TRAINER_OPTIMIZERS),
+        "samples": ("padded", "grouped"),
+        **LEVERS_TAKEN,
+    },
+    "accelerate": {"precision": tuple(ACCELERATE_NAMES)},
+    "Lightning": {"precision": tuple(LIGHTNING_NAMES)},
 }
+"""The only values of these knobs that reach a script without a flag, by the framework."""
 LAUNCH_KNOBS = {
     "steps": "ends the script after so many steps; without it the script runs to completion",
     "timing_warmup": "first steps that enter no figure",
@@ -110,15 +123,15 @@ def unreachable_reason(name: str, framework: str, hooks_blocked: str | None) -> 
 
 
 def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) -> None:
-    """Refuse knobs without a flag that cannot reach a script, and precisions that its framework lacks.
+    """Refuse knobs without a flag that cannot reach a script, and values that its framework lacks.
 
     Raises UserError naming the first and how to map it.
     """
     for name, value in knobs.items():
         reason = unreachable_reason(name, framework, hooks_blocked)
-        taken = PRECISIONS_TAKEN.get(framework, ())
-        if reason is None and name == "precision" and taken and value not in (None, *taken):
-            reason = f"without a flag {framework} takes only precision {', '.join(taken)}, not {value}"
+        taken = VALUES_TAKEN.get(framework, {}).get(name, ())
+        if reason is None and taken and value not in (None, *taken):
+            reason = f"without a flag {framework} takes only {name} {', '.join(taken)}, not {value}"
         if reason is not None:
             message, advice = f"{name} cannot reach the script: {reason}", f"a flag for {name}"
             option = f"presets new NAME --map {name}=--FLAG -- COMMAND"

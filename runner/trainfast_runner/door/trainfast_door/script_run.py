@@ -274,8 +274,9 @@ class ScriptRun:
             ran.setdefault("workers", workers)
             ran.setdefault("pin_memory", "on" if is_pinned else "off")
         if uses_accelerate() and self.framework is None:
-            mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
-            ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
+            state = sys.modules["accelerate.state"].AcceleratorState()
+            ran["precision"] = {"no": "fp32"}.get(state.mixed_precision, state.mixed_precision)
+            ran["compile"] = compiled_by(state.dynamo_plugin)
             accumulated = sys.modules["accelerate.state"].GradientState().num_steps
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.flagged:
@@ -327,6 +328,12 @@ def current_run() -> ScriptRun | None:
         except (OSError, ValueError, KeyError):
             _runs[directory] = None
     return _runs[directory]
+
+
+def compiled_by(plugin: Any) -> str:
+    """The value of `compile` by accelerate's plugin; the name of a compiler other than torch's own."""
+    backend: str = getattr(plugin.backend, "value", plugin.backend).lower()
+    return {"no": "off", "inductor": (plugin.mode or "default").replace("-no-cudagraphs", "")}.get(backend, backend)
 
 
 def uses_accelerate() -> bool:
