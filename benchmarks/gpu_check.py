@@ -141,6 +141,9 @@ def run_check(session: Session, check: Check) -> Json:
         return row | {"ok": True, "left_out": f"needs {check.gpus} GPUs, and there {here} here"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         report = run([sys.executable, *check.arguments], session.limit_s, {"TRAINFAST_HOME": home}, session.stopped)
+    refused = ((report["output"] or {}).get("error") or {}).get("message")
+    if check.may_refuse and refused:
+        return row | {"ok": True, "left_out": refused, "wall_seconds": report["wall_seconds"]}
     judged = judge(check, report)
     held = report["exit_code"] == check.expect and all(held for *_, held in judged)
     row |= {"ok": held, "exit_code": report["exit_code"], "wall_seconds": report["wall_seconds"], "judged": judged}
@@ -175,6 +178,8 @@ def judge(check: Check, report: Json) -> list[Row]:
     is_of_preset = "run_id" in output and "--" not in check.arguments
     if is_of_preset and output["state"] == "finished":
         rows.append(_memory_row(output["memory"], report["errors"]))
+        if check.group == "levers":
+            rows.append(("step time", f"{output['step_ms']['p50']:,.1f} ms", "beside lever-plain", True))
     if output.get("state") == "oom":
         ended_s = output["started_wall_ns"] / 1e9 + output["seconds"]
         rows.append(at_most("over after the training", report["ended_s"] - ended_s, AFTER_OOM_S, "s", digits=1))

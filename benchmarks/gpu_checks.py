@@ -14,7 +14,7 @@ from pathlib import Path
 from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 
 HERE = Path(__file__).parent
-APART = ("first", "search", "levers")
+APART = ("first", "search", "levers", "autotune")
 """Groups that run only where they are named: minutes each."""
 SPEED = ("plain-1", "run-1", "run-2", "plain-2")
 """Outer runs of a plain loop and of the product, A B B A."""
@@ -30,6 +30,8 @@ class Check:
     alone: bool = False
     expect: int = 0
     """The exit code that is right."""
+    may_refuse: bool = False
+    """True if a refusal by the product leaves the check out, with its reason."""
     needs: str | None = None
     """Left out where this distribution is not installed."""
     gpus: int = 1
@@ -76,6 +78,7 @@ def _check(name: str, group: str, options: list[str], words: list[str], optimize
         arguments=tuple(arguments),
         alone="alone" in options,
         expect=int(given.get("expect", 0)),
+        may_refuse="may-refuse" in options,
         needs=given.get("needs") or (optimizer.package if optimizer else None),
         gpus=int(given.get("gpus", 1)),
         about_s=float(given["about"]) if "about" in given else None,

@@ -27,34 +27,42 @@ def checkpoint(model: nn.Module, knobs: Knobs, around: Contexts | None = None) -
 
     Raises InvalidInput for a model without checkpointing, or one that checkpoints all layers or none.
     """
-    value, live = knobs.checkpointing, model
+    value: str = knobs.checkpointing
+    live: Any = model
     if not getattr(live, "supports_gradient_checkpointing", False):
-        reason = f"{live.config.model_type} has no activation checkpointing"  # type: ignore[union-attr]
+        reason = f"{live.config.model_type} has no activation checkpointing"
         raise InvalidInput(reason, key="checkpointing", allowed=["off"], nearest="off")
     arguments: dict[str, Any] = dict(ARGUMENTS)
     makers = [maker for maker in (_keep_products if value == "selective" else None, around) if maker is not None]
     if makers:
         arguments["context_fn"] = partial(_nested, makers)
-    live.gradient_checkpointing_enable(arguments)  # type: ignore[operator]
+    # Renamed in transformers 5.23.
+    enable: Any = getattr(live, "activation_checkpointing_enable", None) or live.gradient_checkpointing_enable
+    enable(arguments)
     if value.startswith("every-"):
-        layers = [layer for layer in checkpointed_layers(model) if layer is not model]
-        if len(layers) < 2:
-            reason = f"{live.config.model_type} checkpoints all of its layers or none"  # type: ignore[union-attr]
+        layers, period = checkpointed_layers(model), int(value.removeprefix("every-"))
+        if len(layers) <= period:
+            reason = f"checkpointing={value} needs more layers than the {len(layers)} that the model checkpoints itself"
             raise InvalidInput(reason, key="checkpointing", allowed=["off", "full"], nearest="full")
         for index, layer in enumerate(layers):
-            layer.gradient_checkpointing = index % int(value.removeprefix("every-")) == 0  # type: ignore[assignment]
+            layer.gradient_checkpointing = index % period == 0  # type: ignore[assignment]
     elif value == "offload":
         for layer in checkpointed_layers(model):
             inner: Any = layer._gradient_checkpointing_func
             layer._gradient_checkpointing_func = partial(_with_inputs_on_the_host, inner)  # type: ignore[assignment]
 
 
-def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that checkpoint themselves, or the stacks that checkpoint theirs in older model code."""
+def checkpointable_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that can checkpoint themselves, or the stacks that checkpoint theirs in older model code."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    flagged = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    flagged = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     return [module for module in flagged if isinstance(module, GradientCheckpointingLayer)] or flagged
+
+
+def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
+    """Return those of the layers that do."""
+    return [layer for layer in checkpointable_layers(model) if layer.gradient_checkpointing]
 
 
 def _with_inputs_on_the_host(inner: Callable[..., Any], function: Any, *args: Any, **more: Any) -> Any:
@@ -98,8 +106,7 @@ def recomputed_share(model: nn.Module) -> float:
     fields = actual(model)
     if fields["checkpointing"] in ("off", "selective"):
         return 0.0
-    layers = checkpointed_layers(model)
-    return len(layers) / sum(type(module) is type(layers[0]) for module in model.modules())
+    return len(checkpointed_layers(model)) / len(checkpointable_layers(model))
 
 
 def _value_of(model: nn.Module, layers: list[nn.Module]) -> str:
@@ -111,6 +118,5 @@ def _value_of(model: nn.Module, layers: list[nn.Module]) -> str:
     contexts: Any = getattr(function, "keywords", {}).get("context_fn")
     if isinstance(contexts, partial) and _keep_products in contexts.args[0]:
         return "selective"
-    every = [module for module in model.modules() if type(module) is type(layers[0])]
-    period = -(-len(every) // len(layers))
-    return "full" if period == 1 else f"every-{period}"
+    every = checkpointable_layers(model)
+    return "full" if layers == every else f"every-{every.index(layers[1]) - every.index(layers[0])}"
