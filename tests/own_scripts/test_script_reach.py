@@ -79,6 +79,18 @@ def test_a_value_that_the_framework_lacks_is_refused(framework, knob, value):
     check_reach({"precision": "tf32"}, "HF Trainer", None)
 
 
+def test_a_value_without_words_reaches_the_trainer_by_its_fields():
+    words = {"checkpointing": {"full": "--gradient_checkpointing", "off": ""}}
+    command = (sys.executable, TRAIN)
+    preset = ScriptPreset(command, words, framework="HF Trainer")
+    script = plan_script((), ["checkpointing=every-2"], preset=preset).script
+    assert (script.command, script.flagged) == ([*command], [])
+    assert script.trainer_fields["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
+    assert plan_script((), ["checkpointing=full"], preset=preset).script.flagged == ["checkpointing"]
+    with pytest.raises(UserError, match="every-2 has no flag in the preset"):
+        plan_script((), ["checkpointing=every-2"], preset=ScriptPreset(command, words))
+
+
 @pytest.mark.parametrize(
     ("words", "title"),
     [

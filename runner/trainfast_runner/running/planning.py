@@ -54,7 +54,7 @@ from trainfast_runner.settings.knobs import (
 )
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import RunSpec, expand_paths, offload_folder, strategy_of
 from trainfast_runner.units import asks_for_cpu, gpus_text
 
@@ -285,12 +285,12 @@ def plan_script(
     """
     preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset, steps, trial)
-    flagged_knobs = [name for name in knobs if name in preset.flag_words]
-    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
+    flagged_knobs = {name: value for name, value in knobs.items() if has_flag(name, value, preset)}
+    without_flag = {name: value for name, value in knobs.items() if name not in (*flagged_knobs, *LAUNCH_KNOBS)}
     cwd = "" if typed else preset.cwd
     if cwd and not os.path.isdir(cwd):
         raise UserError(f"script.cwd: there is no folder {cwd}", key="script.cwd", where=preset.file)
-    command_words = preset.applied(list(typed or preset.command), knobs)
+    command_words = preset.applied(list(typed or preset.command), flagged_knobs)
     command = read_command(command_words, None if python is None else training_python.find_python(python), cwd)
     step_limit = _step_limit(knobs, steps_from_log)
     versions: dict[str, str | None] = {}
@@ -309,7 +309,7 @@ def plan_script(
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
-        flagged=flagged_knobs,
+        flagged=list(flagged_knobs),
         flag_words=preset.flag_words,
         # The hooks set them before the `__post_init__` of TrainingArguments.
         trainer_fields=trainer_fields({name: value for name, value in without_flag.items() if name in FRAMEWORK_KNOBS}),

@@ -12,7 +12,8 @@ from enum import StrEnum
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import TRAINER_OPTIMIZERS, ScriptPreset, flag_words_text
 from trainfast_runner.worker.catalog import LEVERS
@@ -95,6 +96,21 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
     ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
     unknown = "only if a Trainer, accelerate or Lightning takes it; the script showed none before its arguments"
     return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)
+
+
+def has_flag(name: str, value: KnobValue, preset: ScriptPreset) -> bool:
+    """True if the knob gets this value by a flag: not one without words that a field of its framework takes."""
+    words = preset.flag_words.get(name)
+    has_words = not isinstance(words, dict) or knob(name).text_of(value) in words
+    return words is not None and (has_words or value not in VALUES_TAKEN.get(preset.framework, {}).get(name, ()))
+
+
+def values_taken(name: str, preset: ScriptPreset) -> tuple[str, ...] | None:
+    """Return the values, as text, that reach the script; None if the knob has no others."""
+    words, by_field = preset.flag_words.get(name), VALUES_TAKEN.get(preset.framework, {}).get(name)
+    if isinstance(words, dict):
+        return (*words, *(by_field or ()))
+    return by_field if words is None else None
 
 
 def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list[str]]:
