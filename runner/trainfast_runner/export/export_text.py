@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trainfast_runner.machine.devices import DEVICE_ORDER, PCI_ORDER, VISIBLE_DEVICES
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES
 from trainfast_runner.worker.shared.memory_limit import ORDINARY_VARIABLES
 
 SAME_RUN_HERE = "--to command, which starts the same run here"
@@ -48,16 +49,19 @@ def gpu_variables(run: RunFile) -> dict[str, str]:
     return {**order, VISIBLE_DEVICES: visible}
 
 
-def malloc_variables(run: RunFile) -> dict[str, str]:
-    """The variables by which a script frees and takes memory as the timed steps of this CPU run did; else empty."""
-    is_default = run.device == "cpu" and run.script is None and run.knobs.get("memory_limit") is None
+def memory_variables(run: RunFile) -> dict[str, str]:
+    """The variables by which a script frees and takes memory as the timed steps of the run did; else empty."""
+    if run.device != "cpu":
+        return {name: run.env[name] for name in ALLOCATOR_VARIABLES if name in run.env}
+    is_default = run.script is None and run.knobs.get("memory_limit") is None
     return dict(ORDINARY_VARIABLES) if is_default else {}
 
 
-def malloc_comments(run: RunFile) -> list[str]:
+def memory_comments(run: RunFile) -> list[str]:
     """Comments of a form that cannot hold variables."""
-    variables = " ".join(f"{name}={value}" for name, value in malloc_variables(run).items())
-    return [f"In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
+    variables = " ".join(f"{name}={value}" for name, value in memory_variables(run).items())
+    as_run = "as fast on a CPU as the run" if run.device == "cpu" else "memory as in the run"
+    return [f"In front of the command, {as_run}: {variables}"] if variables else []
 
 
 def head_comments(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:

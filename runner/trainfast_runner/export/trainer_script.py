@@ -20,8 +20,8 @@ from trainfast_runner.export.export_text import (
     file_comment,
     gpu_variables,
     head_comments,
-    malloc_comments,
-    malloc_variables,
+    memory_comments,
+    memory_variables,
     torchrun_comments,
     torchrun_words,
 )
@@ -29,10 +29,17 @@ from trainfast_runner.records.json_lines import DAMAGE, read_regular
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_default, trainer_fields
-from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
-from trainfast_runner.worker.catalog import FIRST_VERSIONS, OPTIMIZERS, StrategyEntry, levers_of_fields, named_fields
+from trainfast_runner.worker.catalog import (
+    FIRST_VERSIONS,
+    LEVERS,
+    OPTIMIZERS,
+    StrategyEntry,
+    levers_of_fields,
+    named_fields,
+)
 
 TRANSFORMERS_MAJORS = ("4", "5")
 """Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
@@ -47,10 +54,11 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
-    left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
+    left_out = [name for name in settings_to_express(knobs) if not _has_trainer_words(name, knobs)]
     left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
-    levers = levers_of_fields(named_by_version(run, fields).get)
-    left_out += [name for name, value in levers.items() if value != knobs[name] and name not in left_out]
+    # Before 5.23 the fields cannot name a part of the layers.
+    ran = levers_of_fields(named_by_version(run, fields).get)["checkpointing"]
+    left_out += ["checkpointing"] if ran != knobs["checkpointing"] and "checkpointing" not in left_out else []
     return fields, left_out
 
 
@@ -60,6 +68,13 @@ def named_by_version(run: RunFile, fields: Mapping[str, object]) -> dict[str, ob
     return named_fields(fields, lambda name: not version or version >= FIRST_VERSIONS.get(name, ()))
 
 
+def _has_trainer_words(name: str, knobs: KnobValues) -> bool:
+    """True if the fields of TrainingArguments, or what stands beside them, have the knob's value."""
+    value = LEVERS[name][knobs[name]] if name in LEVERS else None
+    is_lever_without = value is not None and value.trainer_fields is None and not value.allocator_setting
+    return bool(KNOBS_BY_NAME[name].same_as.training_args) and not is_lever_without
+
+
 def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
     """Raise UserError where fields of TrainingArguments would start another run.
 
@@ -67,7 +82,7 @@ def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
     """
     strategy = strategy_of(knobs)
     unsupported = [] if strategy.runs_in_trainer else ["strategy"]
-    unsupported += [] if knobs["precision"] in FP32_WEIGHTS else ["precision"]
+    unsupported += [] if knobs["precision"] in TRAINER_PRECISIONS else ["precision"]
     if unsupported:
         names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
         accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""
@@ -177,12 +192,15 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
             "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
         }
     if knobs["compile"] != "off":
-        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
-    covered = ["precision", "strategy", "devices", "compile", *(["reshard"] if kind == "FSDP" else [])]
+        dynamo: dict[str, object] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
+        if knobs["compile"] == "blocks":
+            dynamo["dynamo_use_regional_compilation"] = True
+        config["dynamo_config"] = dynamo
+    covered = ["precision", "strategy", "devices", "compile", "allocator", *(["reshard"] if kind == "FSDP" else [])]
     covered += ["checkpointing"] if kind == "FSDP" and knobs["checkpointing"] in ("off", "full") else []
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
     head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
-    head += malloc_comments(run)
+    head += memory_comments(run)
     if other_files:
         head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
     return ExportText(
@@ -236,7 +254,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = config_for_trainer(run, directory)
         packages.append("deepspeed")
-    launch = [*_process_comments(run, strategy_of(knobs)), *malloc_comments(run)]
+    launch = [*_process_comments(run, strategy_of(knobs)), *memory_comments(run)]
     head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
     return ExportText(block_text(run, head, arguments), left_out, TRAINING_ARGS_FILE)
 
@@ -263,7 +281,7 @@ def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
 
 
 SCRIPT_PLACEHOLDER = "train.py"
-LAUNCHER_KNOBS = ("strategy", "devices", "p2p")
+LAUNCHER_KNOBS = ("strategy", "devices", "p2p", "allocator")
 """Knobs that the launcher and the environment express."""
 PLACEHOLDER_NOTE = (
     f"{SCRIPT_PLACEHOLDER} is a placeholder: a script that takes transformers' TrainingArguments as flags."
@@ -280,7 +298,7 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
         arguments["deepspeed"] = DEEPSPEED_FILE
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
     named = named_by_version(run, arguments)
-    flags = [word for name, value in named.items() for word in (f"--{name}", flag_value(value))]
+    flags = [word for name, value in named.items() for word in (f"--{name}", flag_text(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
     launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
@@ -293,8 +311,8 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     return ExportText("\n".join([*comments(head), shell_line(words)]), left_out, "train.sh", other_files)
 
 
-def flag_value(value: object) -> str:
-    """A field's value as HfArgumentParser reads it."""
+def flag_text(value: object) -> str:
+    """A field as its flag takes it: a dictionary in JSON."""
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
@@ -307,5 +325,5 @@ def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:
     """Return the words that set variables: the run's GPUs (the Trainer takes all visible ones), p2p=off, malloc."""
     words = [f"{name}={value}" for name, value in gpu_variables(run).items()] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
-    words += [f"{name}={value}" for name, value in malloc_variables(run).items()]
+    words += [f"{name}={value}" for name, value in memory_variables(run).items()]
     return ["env", *words] if words else []

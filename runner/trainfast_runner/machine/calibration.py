@@ -108,6 +108,8 @@ class Peak:
         """The peak that belongs to a value of the `precision` knob; a card with tf32 has bf16 too."""
         if precision in ("fp32", "tf32"):
             return self.fp32 if precision == "fp32" else self.tf32
+        if precision == "fp8":
+            return None
         return self.half if precision == "fp16" or self.tf32 is not None else None
 
 

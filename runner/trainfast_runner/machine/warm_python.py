@@ -355,7 +355,7 @@ WARM = WarmPythons()
 """Those of this program."""
 
 
-INSPECTION_FORMAT = "3"
+INSPECTION_FORMAT = "4"
 """Format of the cached inspections."""
 
 
@@ -372,6 +372,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """None unless asked for."""
     attentions: tuple[str, ...] | None = None
     """Values of `attention` that the model has; None unless asked for."""
+    families: dict[str, tuple[str, ...]] = {}
+    """Model types that a package has code for, by package."""
 
 
 def inspect(

@@ -20,11 +20,18 @@ from trainfast_runner.records.json_lines import DAMAGE, read_regular, write_atom
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RunRecords, locked
 from trainfast_runner.records.worker_lines import WARM_ROLES
+from trainfast_runner.worker.catalog import LEVERS
 
 CORRECTIONS_FILE = "memory_corrections.json"
 NOT_TRACED = (
-    ("compile", ("default", "max-autotune"), "the memory of the compiled program and its compiler"),
+    *(
+        (entry.name, (value.name,), value.untraced)
+        for entry in LEVERS.values()
+        for value in entry.values
+        if value.untraced
+    ),
     ("engine", ("trainer",), "the Trainer's own memory"),
+    ("precision", ("fp8",), "the float8 copies of a product's operands"),
 )
 """Knobs, their values, and the memory of these that no trace shows."""
 
@@ -72,7 +79,11 @@ class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
 
 def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
     """The key of a correction: compiled, or by another engine, the same step takes other temporary bytes."""
-    return "/".join([trace, *(str(knobs.get(name)) for name in ("strategy", "engine", "compile")), str(ranks)])
+    always = ("strategy", "engine", "compile")
+    others = [
+        f"{name}={knobs[name]}" for name, values, _ in NOT_TRACED if name not in always and knobs.get(name) in values
+    ]
+    return "/".join([trace, *(str(knobs.get(name)) for name in always), *others, str(ranks)])
 
 
 def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:

@@ -36,7 +36,7 @@ from trainfast_runner.worker.catalog import LEVERS
 from trainfast_runner.worker.shared.host import make_private
 from trainfast_runner.worker.shared.words import NO_WORK
 
-STEP_KNOBS = ("precision", "seq_len", "attention", *(name for name, entry in LEVERS.items() if entry.is_traced))
+STEP_KNOBS = ("precision", "seq_len", *(name for name, entry in LEVERS.items() if entry.is_traced))
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
 TRACE_FORMAT = "8"
@@ -90,9 +90,8 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     """The tracer's requests for the step and for the optimizer: everything that each trace depends on."""
     strategy = strategy_of(spec.knobs)
     precision = str(spec.knobs["precision"])
-    if precision == "tf32":
-        # Other kernels, the same tensors.
-        precision = "fp32"
+    # Other kernels, the same tensors.
+    precision = {"tf32": "fp32", "fp8": "bf16"}.get(precision, precision)
     if strategy.is_zero and precision in MIXED_PRECISIONS:
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
@@ -104,6 +103,9 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     if "sequence_parallel" in strategy.knobs and spec.knobs["sequence_parallel"] == "on":
         step["sequence_parallel"] = True
     step["knobs"]["precision"] = precision
+    if spec.knobs["loss"] == "liger":
+        # Triton's kernels take no fake tensors.
+        step["knobs"]["loss"] = "chunked"
     if strategy.memory_rule in ("FullySharded", "Staged") and strategy.shards and precision in MIXED_PRECISIONS:
         step["half_weights"] = True
     # The trace is the whole model's; the number of stages says where the worker cuts it.

@@ -79,6 +79,14 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: str | None = None
     pipeline_stages: Count | None = None
     compiled: bool | None = None
+    compiled_blocks: Count | None = None
+    """Blocks that are compiled each by itself."""
+    attention_kernel: str | None = None
+    """The kernel behind transformers' function; kernels joined by `+` if layers differ."""
+    float8_layers: Count | None = None
+    """Layers whose matrix products are in float8."""
+    kernels: str | None = None
+    allocator: str | None = None
     loss_function: str | None = None
     checkpointed_layers: Count | None = None
     """Layers that compute their activations again in the backward."""

@@ -38,8 +38,13 @@ from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS, SCHEDULES, STRAT
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 from trainfast_runner.worker.shared.words import TRIAL
 
-ATTENTION_KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
-"""Attention kernels by knob value; `auto` is absent, because it allows every kernel."""
+ATTENTION_KERNELS = {
+    "eager": "eager",
+    **dict.fromkeys(("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"), "sdpa"),
+    "flash": "flash_attention_2",
+    "flash-3": "flash_attention_3",
+}
+"""transformers' attention by knob value; `auto` is absent, because it allows each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         param_dtype = formats.compute_dtype if is_zero else formats.param_dtype
         yield f"precision={formats.name} (param_dtype)", param_dtype, ran.param_dtype
         yield f"precision={formats.name} (compute_dtype)", formats.compute_dtype, ran.compute_dtype
+        has_float8 = None if ran.float8_layers is None else ran.float8_layers > 0
+        yield f"precision={formats.name} (float8_layers)", formats.name == "fp8", has_float8
     if optimizer is not None:
         # DeepSpeed has an AdamW of its own for offloaded states.
         is_own = strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam"
@@ -111,11 +118,14 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         yield "optimizer", expected_class, ran.optimizer
         yield f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation
     for lever in filter(lambda entry: entry.actual, LEVERS.values()):
-        yield lever.name, knobs.get(lever.name), getattr(ran, lever.actual)
+        asked = knobs.get(lever.name)
+        yield lever.name, None if lever[asked].is_any else asked, getattr(ran, lever.actual)
     yield "engine", knobs.get("engine"), ran.engine
     attention, mode = knobs.get("attention"), knobs.get("compile", "off")
     yield f"attention={attention}", ATTENTION_KERNELS.get(str(attention)), ran.attention
     yield f"compile={mode} (compiled)", mode != "off", ran.compiled
+    has_blocks = None if ran.compiled_blocks is None else ran.compiled_blocks > 0
+    yield f"compile={mode} (compiled_blocks)", mode == "blocks", has_blocks
 
 
 LineT = TypeVar("LineT", bound=RankLine)

@@ -42,7 +42,7 @@ from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.placing import Placement, place, place_by_slurm
 from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.settings import compatibility, device_counts
-from trainfast_runner.settings.compatibility import Facts, check
+from trainfast_runner.settings.compatibility import Facts, check, release
 from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
 from trainfast_runner.settings.knobs import (
     compile_mode,
@@ -57,6 +57,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import RunSpec, expand_paths, offload_folder, strategy_of
 from trainfast_runner.units import asks_for_cpu, gpus_text
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,11 @@ def _check_settings(
         machine = placement.machine(machine)
     if among and not isinstance(knobs["devices"], str):
         machine = machine.limited_to(among)
-    facts = Facts(spec, machine, inspection.config, inspection.versions, inspection.executable)
+    facts = Facts(
+        spec, machine, inspection.config, inspection.versions, inspection.executable, families=inspection.families
+    )
     check(facts)
-    if knobs["attention"] in ("sdpa", "flash"):
+    if knobs["attention"] not in compatibility.EVERY_MODELS_ATTENTION:
         # Only the model's class has the answer, which takes an import of torch.
         inspected = warm_python.inspect(python, spec.model, training_objective, attention=True)
         check(replace(facts, attentions=inspected.attentions))
@@ -257,7 +260,33 @@ def _worker_variables(
         env["TORCH_EXTENSIONS_DIR"] = str(extensions_directory(inspection.executable, inspection.versions))
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
-    return env
+    return env | allocator_variables(_allocator_settings(spec.knobs), inspection.versions, os.environ)
+
+
+def _allocator_settings(knobs: KnobValues) -> list[str]:
+    settings = (LEVERS[name][value].allocator_setting for name, value in knobs.items() if name in LEVERS)
+    return list(filter(None, settings))
+
+
+def allocator_variables(
+    settings: Sequence[str], versions: Mapping[str, str | None], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that give torch's CUDA allocator these settings beside the user's own.
+
+    PYTORCH_ALLOC_CONF is new in torch 2.9, where either name may win.
+    """
+    if not settings:
+        return {}
+    is_new = release(versions.get("torch") or "") >= (2, 9)
+    name, other = ALLOCATOR_VARIABLES if is_new else ALLOCATOR_VARIABLES[::-1]
+    names = {setting.partition(":")[0] for setting in settings}
+
+    def joined(own: str) -> str:
+        kept = [part for part in own.split(",") if part.strip() and part.partition(":")[0].strip() not in names]
+        return ",".join([*kept, *settings])
+
+    variables = {one: joined(environment[one]) for one in (name, other) if one in environment}
+    return {name: joined(environment.get(other, "")), **variables}
 
 
 def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
@@ -323,6 +352,7 @@ def plan_script(
     name = command.name if typed else preset.name
     spec = RunSpec(name, None, command.title, model={}, data={}, knobs=knobs, overrides=overrides)
     env = {**_script_variables(knobs, gpus), **framework_environment(without_flag)}
+    env |= allocator_variables(_allocator_settings(without_flag), versions, os.environ)
     ranks = command.ranks(len(gpus))
     plan = plan_on(machine, gpus, spec, ranks, command.interpreter or "", versions, env)
     return replace(plan, script=script, cwd=cwd)
@@ -468,7 +498,8 @@ def framework_environment(knobs: KnobValues) -> dict[str, str]:
     if "compile" in knobs:
         is_on = knobs["compile"] != "off"
         env["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR" if is_on else "NO"
-        env |= {"ACCELERATE_DYNAMO_MODE": compile_mode(knobs)} if is_on else {}
+        env["ACCELERATE_DYNAMO_MODE"] = compile_mode(knobs) if is_on else "default"
+        env["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = str(knobs["compile"] == "blocks")
     return env
 
 

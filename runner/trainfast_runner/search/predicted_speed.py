@@ -318,7 +318,7 @@ NOMINAL_CEILINGS = {
     "cuda": Ceiling(
         device="cuda",
         name="",
-        tflops={"fp32": 20.0, "tf32": 60.0, "bf16": 120.0, "fp16": 120.0},
+        tflops={"fp32": 20.0, "tf32": 60.0, "bf16": 120.0, "fp16": 120.0, "fp8": 120.0},
         copy_gb_per_s=1000.0,
         operation_us=10.0,
     ),

@@ -38,7 +38,7 @@ from trainfast_runner.settings.knob_values import (
     whole_number,
 )
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
-from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.precisions import PRECISIONS, has_capability
 from trainfast_runner.settings.spec import RunSpec, offload_folder
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, cpu_processes, mebibytes
 from trainfast_runner.worker import catalog
@@ -60,6 +60,8 @@ class Facts:
     python: str
     attentions: tuple[str, ...] | None = None
     """Values of `attention` that the model has; None when unknown."""
+    families: Mapping[str, tuple[str, ...]] | None = None
+    """Model types that a package has code for, by package; None when unknown."""
 
     @property
     def knobs(self) -> KnobValues:
@@ -142,15 +144,21 @@ def _hardware(facts: Facts) -> Refusals:
     strategy, asked = facts.strategy, facts.knobs["devices"]
     precision = PRECISIONS[str(facts.knobs["precision"])]
     gpus = chosen_gpus(facts.knobs, facts.machine)
-    if facts.on_cpu and precision.name == "tf32":
-        sentence = "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
+    if facts.on_cpu and precision.needs_gpus_reason:
+        sentence = f"precision={precision.name} {precision.needs_gpus_reason} and this run is on the CPU"
         yield refusal("precision", sentence, "precision=fp32 or precision=bf16")
     for gpu in gpus:
         if not precision.runs_on(gpu.compute_capability):
             least = ".".join(map(str, precision.min_compute_capability))
             needs = f"precision={precision.name} needs compute capability {least} or later"
             has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
-            yield refusal("precision", f"{needs} and {has}", "precision=fp16")
+            yield refusal("precision", f"{needs} and {has}", f"precision={'bf16' if least > '8.0' else 'fp16'}")
+        for entry, value in facts.levers:
+            if not has_capability(gpu.compute_capability, value.min_compute_capability):
+                least = ".".join(map(str, value.min_compute_capability))
+                needs = f"{entry.name}={value.name} needs compute capability {least} or later"
+                has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
+                yield refusal(entry.name, f"{needs} and {has}", entry.instead(value))
         if strategy.needs_gpu_index and is_instance(gpu.uuid):
             # DeepSpeed looks up the GPU by its index.
             instance = f"devices={asked or 1} is the MIG instance {gpu.uuid} of {VISIBLE_DEVICES}"
@@ -180,13 +188,10 @@ def _optimizer_on_a_cpu(facts: Facts) -> Refusals:
 
 
 def _link_and_kernel_on_a_cpu(facts: Facts) -> Refusals:
-    """A link between GPUs, and a kernel for them."""
+    """A link between GPUs."""
     if facts.on_cpu and facts.knobs["p2p"] == "off":
         sentence = "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU"
         yield refusal("p2p", sentence, "p2p=on")
-    if facts.on_cpu and facts.knobs["attention"] == "flash":
-        sentence = "attention=flash is a GPU kernel and this run is on the CPU"
-        yield refusal("attention", sentence, "attention=sdpa")
 
 
 def _ranks(facts: Facts) -> Refusals:
@@ -235,11 +240,12 @@ def _programs(facts: Facts) -> Refusals:
         runs = " and ".join(f"strategy={name}" for name in engine.strategies)
         instead = f"engine={engine.fallback} with strategy={strategy.name}, or strategy={engine.strategies[-1]}"
         yield refusal("engine", f"engine={engine.name} runs {runs} here, not strategy={strategy.name}", instead)
-    if mode != "off" and not strategy.compiles:
+    if mode not in ("off", "blocks") and not strategy.compiles:
         reason = "moves weights or activations between the layers of a forward"
         works = catalog.nearest_strategy(strategy, lambda other: other.compiles)
         sentence = f"compile={mode} does not work with strategy={strategy.name}, which {reason}"
-        yield refusal("compile", sentence, f"compile=off, or compile={mode} with strategy={works}")
+        blocks = "compile=blocks, " if strategy.name in catalog.LEVERS["compile"]["blocks"].strategies else ""
+        yield refusal("compile", sentence, f"{blocks}compile=off, or compile={mode} with strategy={works}")
     if mode != "off" and not engine.compiles:
         instead = f"compile=off, or compile={mode} with engine={engine.fallback}"
         yield refusal("compile", f"engine={engine.name} does not take compile={mode}", instead)
@@ -250,7 +256,7 @@ def _levers_on_a_cpu(facts: Facts) -> Refusals:
     for entry, value in facts.levers if facts.on_cpu else ():
         if value.needs_gpus_reason:
             sentence = f"{entry.name}={value.name} {value.needs_gpus_reason}, and this run is on the CPU"
-            yield refusal(entry.name, sentence, f"{entry.name}={entry.plain}")
+            yield refusal(entry.name, sentence, entry.instead(value))
 
 
 def _levers_and_programs(facts: Facts) -> Refusals:
@@ -270,32 +276,41 @@ def _levers_of_the_model(facts: Facts) -> Refusals:
     """Levers that the model, its objective or the installed packages do not have."""
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     for entry, value in facts.levers:
-        asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
+        asked, plain = f"{entry.name}={value.name}", entry.instead(value)
         if value.objectives and objective not in value.objectives:
             sentence = f"{asked} is for data.objective={' or '.join(value.objectives)}, not for {objective}"
             yield refusal(entry.name, sentence, plain)
-        if value.families and isinstance(family, str) and family not in value.families:
-            yield refusal(entry.name, f"{asked} can do {', '.join(value.families)}, and the model is {family}", plain)
+        families = value.families or (facts.families or {}).get(value.package or "", ())
+        if families and isinstance(family, str) and family not in families:
+            yield refusal(entry.name, f"{asked} can do {', '.join(families)}, and the model is {family}", plain)
         install = f"install with: {facts.python} -m pip install"
         if value.package is not None and not facts.versions.get(value.package):
-            yield refusal(entry.name, f"{asked} needs {value.package}; {install} {value.package}", plain)
+            needs = f"{asked} needs {value.package}; {install} {value.install or value.package}"
+            yield refusal(entry.name, needs, plain)
         for package, first in value.versions:
             version = facts.versions.get(package)
-            if version and _release(version) < _release(first):
+            if version and release(version) < release(first):
                 needs = f"{asked} needs {package} {first} or later and this Python has {version}"
                 yield refusal(entry.name, f"{needs}; {install} '{package}>={first}'", plain)
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """The numbers of a version before anything else: (2, 13, 0) of `2.13.0+cu130`."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _half_precision(facts: Facts) -> Refusals:
-    """fp16 that a CPU trains as fp32, or that DeepSpeed refuses without the instructions."""
-    strategy, engine = facts.strategy, facts.engine
-    if facts.knobs["precision"] != "fp16" or not facts.on_cpu:
+    """A precision that a strategy or an engine does not have; fp16 that a CPU trains as fp32, or DeepSpeed refuses."""
+    strategy, engine, precision = facts.strategy, facts.engine, PRECISIONS[str(facts.knobs["precision"])]
+    for knob, ran, having in (
+        ("strategy", strategy.name, precision.strategies),
+        ("engine", engine.name, precision.engines),
+    ):
+        if having and ran not in having:
+            sentence = f"precision={precision.name} works with {knob} {', '.join(having)}, not with {knob}={ran}"
+            yield refusal("precision", sentence, f"precision=bf16, or {knob}={having[0]}")
+    if precision.name != "fp16" or not facts.on_cpu:
         return
     if not engine.fp16_on_cpu:
         sentence = f"engine={engine.name} with precision=fp16 on a CPU silently trains in fp32"
@@ -313,7 +328,9 @@ def _installed(facts: Facts) -> Refusals:
     """Packages and a compiler that are missing."""
     strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
     other_package = catalog.nearest_strategy(strategy, lambda other: other.package != strategy.package)
+    precision = PRECISIONS[str(facts.knobs["precision"])]
     for knob, entry, instead in (
+        ("precision", precision, "bf16"),
         ("optimizer", optimizer, optimizer.fallback),
         ("strategy", strategy, other_package),
         ("engine", engine, engine.fallback),
@@ -536,6 +553,8 @@ def _closed_to_us(folder: Path) -> str | None:
     return None
 
 
+EVERY_MODELS_ATTENTION = ("auto", "eager")
+"""Values of `attention` that every model has."""
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """Fields of a model's configuration, one of which each model that reads images has."""
 
@@ -575,16 +594,17 @@ def _data(facts: Facts) -> Refusals:
 
 
 def _attention(facts: Facts) -> Refusals:
-    """Kernels that are not installed, or that the precision or the model does not have."""
+    """Kernels that the precision, the samples or the model does not have."""
     attention, precision = str(facts.knobs["attention"]), str(facts.knobs["precision"])
-    if attention == "flash" and not facts.versions.get("flash-attn"):
-        install = f"install with: {facts.python} -m pip install flash-attn --no-build-isolation"
-        instead = "attention=sdpa, whose own flash kernel needs no package"
-        yield refusal("attention", f"attention=flash needs flash-attn; {install}", instead)
-    if attention == "flash" and not PRECISIONS[precision].computes_in_half:
+    halves = not facts.on_cpu and catalog.LEVERS["attention"][attention].halves_on_gpus
+    if halves and not PRECISIONS[precision].computes_in_half:
         half = "bf16" if precision == "tf32" else "fp16"
-        instead = f"attention=sdpa, or attention=flash with precision={half}"
-        yield refusal("attention", f"attention=flash has no kernel for precision={precision}", instead)
+        instead = f"attention=sdpa, or attention={attention} with precision={half}"
+        yield refusal("attention", f"attention={attention} has no kernel for precision={precision}", instead)
+    samples = facts.spec.data.get("samples", "packed")
+    if attention == "sdpa-flash" and not facts.on_cpu and samples != "packed":
+        sentence = f"attention=sdpa-flash takes no mask, and data.samples={samples} are padded"
+        yield refusal("attention", sentence, "attention=sdpa, or data.samples=packed")
     if facts.attentions is not None and attention not in facts.attentions:
         model, kernel = facts.config.get("model_type", "this model"), "sdpa" if "sdpa" in facts.attentions else "eager"
         instead = f"attention=auto, which takes {kernel}"
@@ -609,7 +629,7 @@ KNOB_RULES: tuple[Rules, ...] = (
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
     *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
-    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _attention, _levers_of_the_model),
+    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _levers_of_the_model, _attention),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""
 

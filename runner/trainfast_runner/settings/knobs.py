@@ -66,6 +66,7 @@ def _lever_knob(entry: LeverEntry) -> Knob:
         changes_in_warm_process=entry.changes_in_warm_process,
         needs_new_process_for=tuple(name for name, value in values.items() if value.needs_process),
         search_values=searched_values(entry),
+        min_gpus=int(all(value.needs_gpus_reason for value in entry.values[1:])),
     )
 
 
@@ -77,14 +78,16 @@ KNOBS: tuple[Knob, ...] = (
         group="compute",
         what="Number format of the matrix products. Weights stay fp32 except in bf16-pure. A cast weight is cached"
         " within one autocast region, so it is cast once a micro-batch. fp16 overflows above 65504 and needs"
-        " loss scaling; bf16 does not.",
-        speed="tf32 up to 3x over fp32 (Ampere and later), fp16 and bf16 about 2x and up to 5x on tensor cores",
+        " loss scaling; bf16 does not. fp8 is bf16 with the blocks' matrix products in float8, by torchao (Ada, Hopper"
+        " and later).",
+        speed="tf32 up to 3x over fp32 (Ampere and later), fp16 and bf16 about 2x and up to 5x on tensor cores; fp8 is"
+        " faster where products are large, and slower for small models: its casts cost more than they save",
         memory="activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
-        " bf16-pure halves weights, gradients and optimizer states too",
+        " bf16-pure halves weights, gradients and optimizer states too; fp8 saves none over bf16",
         same_as=Equivalent("fp16 / bf16 / tf32", "mixed_precision", "fp16.enabled / bf16.enabled", ""),
         equivalent_values=("fp32", "tf32", "fp16", "bf16"),
         changes_in_warm_process=True,
-        needs_new_process_for=("fp16", "bf16-pure"),
+        needs_new_process_for=("fp16", "bf16-pure", "fp8"),
         search_values=("fp32", "tf32", "bf16", "fp16"),
     ),
     Knob(
@@ -139,32 +142,9 @@ KNOBS: tuple[Knob, ...] = (
         changes_in_warm_process=True,
         search_values=("adamw", "adamw-foreach", "adamw-fused"),
     ),
-    Knob(
-        "attention",
-        Choice(("auto", "eager", "sdpa", "flash")),
-        default="auto",
-        group="compute",
-        what="Attention kernel. auto is sdpa where the model has it, else eager. eager writes the whole score matrix,"
-        " sdpa is torch's fused choice, flash is the package flash-attn (a GPU, and fp16 or bf16).",
-        speed="sdpa is faster than eager, more so on long sequences",
-        memory="eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
-        same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
-        changes_in_warm_process=True,
-        search_values=("auto", "eager", "flash"),
-    ),
-    Knob(
-        "compile",
-        Choice(("off", "default", "max-autotune")),
-        default="off",
-        group="compute",
-        what="torch.compile of the model: a long first step, then faster ones. A comparison with compile=off says after"
-        " how many steps the compilation has paid for itself. max-autotune replays CUDA graphs unless grad_accum is"
-        " above 1. Works with single and ddp.",
-        speed="up to about 2x once compiled; the first step takes tens of seconds",
-        memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
-        same_as=Equivalent("torch_compile", "dynamo_backend", ""),
-        search_values=("off", "default"),
-    ),
+    _lever_knob(LEVERS["attention"]),
+    _lever_knob(LEVERS["compile"]),
+    _lever_knob(LEVERS["kernels"]),
     Knob(
         "samples",
         Choice(("packed", "padded", "grouped")),
@@ -343,6 +323,7 @@ KNOBS: tuple[Knob, ...] = (
         " allocator retries",
         memory="what does not fit ends as out of memory",
     ),
+    _lever_knob(LEVERS["allocator"]),
     Knob(
         "engine",
         Choice(tuple(ENGINES)),
@@ -457,8 +438,6 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
             fields |= dict(LEVERS[entry.name][value].trainer_fields or ())
         elif entry.name == "precision":
             fields |= {name: value == name for name in ("bf16", "fp16", "tf32")}
-        elif entry.name == "compile":
-            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": compile_mode(knobs)}
         elif entry.name == "samples":
             # The Trainer does not pack: its data does.
             fields |= {} if value == "packed" else {names[0]: "group_by_length" if value == "grouped" else "random"}
@@ -470,6 +449,12 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
             # Switches are booleans there.
             switches = {"on": True, "off": False}
             fields[names[0]] = switches.get(value, value) if isinstance(value, str) else value
+    if "torch_compile_mode" in fields:
+        fields["torch_compile_mode"] = compile_mode(knobs)
+    if "use_liger_kernel" in fields:
+        parts = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), knobs.get("kernels") == "liger")
+        fused = {"cross_entropy": False, "fused_linear_cross_entropy": knobs.get("loss") == "liger"}
+        fields["liger_kernel_config"] = {**parts, **fused}
     return fields
 
 
@@ -487,8 +472,10 @@ def loader_arguments(knobs: KnobValues) -> dict[str, object]:
 
 def compile_mode(knobs: KnobValues) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
-    is_replayed = knobs["compile"] == "max-autotune" and knobs.get("grad_accum", 1) != 1
-    return "max-autotune-no-cudagraphs" if is_replayed else str(knobs["compile"])
+    mode = str(knobs["compile"])
+    if knobs.get("grad_accum", 1) != 1:
+        mode = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}.get(mode, mode)
+    return "default" if mode == "blocks" else mode
 
 
 def _trainer_optimizer(field: str, optimizer: OptimizerEntry) -> dict[str, object]:

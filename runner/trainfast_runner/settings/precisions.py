@@ -13,6 +13,14 @@ import msgspec
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+def has_capability(compute_capability: str | None, least: tuple[int, int]) -> bool:
+    """True if a GPU's compute capability, as in `8.6`, is at least this one; True also for None, an unknown one."""
+    if compute_capability is None:
+        return True
+    major, _, minor = compute_capability.partition(".")
+    return (int(major), int(minor or 0)) >= least
+
+
 class PrecisionEntry(msgspec.Struct, frozen=True):
     """One value of the knob `precision`. Formats are torch's dtypes; a tool without the precision has None."""
 
@@ -28,6 +36,15 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
     lightning: str | None = None
     min_compute_capability: tuple[int, int] = (0, 0)
     """The first NVIDIA GPUs with this format, by the table of features in the CUDA C++ Programming Guide."""
+    in_trainer: bool = True
+    """True if TrainingArguments has a field for it; the Trainer keeps the weights in fp32."""
+    needs_gpus_reason: str | None = None
+    """The reason that it needs GPUs; None if it runs on a CPU too."""
+    package: str | None = None
+    """The package that has to be installed."""
+    strategies: tuple[str, ...] = ()
+    """Strategies that have it; empty for all. Likewise the engines."""
+    engines: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -55,11 +72,8 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
         return self.param_dtype != self.compute_dtype
 
     def runs_on(self, compute_capability: str | None) -> bool:
-        """True if a GPU of this compute capability, as in `8.6`, has the format. True also for None, an unknown one."""
-        if compute_capability is None:
-            return True
-        major, _, minor = compute_capability.partition(".")
-        return (int(major), int(minor or 0)) >= self.min_compute_capability
+        """True if a GPU of this compute capability has the format."""
+        return has_capability(compute_capability, self.min_compute_capability)
 
 
 AMPERE_CAPABILITY = (8, 0)
@@ -70,7 +84,14 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
     precision.name: precision
     for precision in (
         PrecisionEntry("fp32", "float32", "float32", peak="fp32", accelerate="no", lightning="32-true"),
-        PrecisionEntry("tf32", "float32", "float32", peak="tf32", min_compute_capability=AMPERE_CAPABILITY),
+        PrecisionEntry(
+            name="tf32",
+            param_dtype="float32",
+            compute_dtype="float32",
+            peak="tf32",
+            min_compute_capability=AMPERE_CAPABILITY,
+            needs_gpus_reason="is a format of NVIDIA tensor cores",
+        ),
         PrecisionEntry("fp16", "float32", "float16", peak="fp16", accelerate="fp16", lightning="16-mixed"),
         PrecisionEntry(
             name="bf16",
@@ -88,13 +109,27 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
             peak="bf16",
             lightning="bf16-true",
             min_compute_capability=AMPERE_CAPABILITY,
+            in_trainer=False,
+        ),
+        # As torchao has it: weights in fp32, autocast to bf16, and float8 within the products of the blocks.
+        PrecisionEntry(
+            name="fp8",
+            param_dtype="float32",
+            compute_dtype="bfloat16",
+            peak="fp8",
+            accelerate="fp8",
+            min_compute_capability=(8, 9),
+            in_trainer=False,
+            needs_gpus_reason="is a format of NVIDIA tensor cores",
+            package="torchao",
+            strategies=("single", "ddp", "fsdp"),
+            engines=("native",),
         ),
     )
 }
 
 MIXED_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.is_mixed)
-FP32_WEIGHTS = tuple(name for name, precision in PRECISIONS.items() if not precision.has_half_weights)
-"""The precisions that the Trainer has: it keeps the weights in fp32."""
+TRAINER_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.in_trainer)
 ACCELERATE_NAMES = {name: entry.accelerate for name, entry in PRECISIONS.items() if entry.accelerate is not None}
 LIGHTNING_NAMES = {name: entry.lightning for name, entry in PRECISIONS.items() if entry.lightning is not None}
 

@@ -14,9 +14,9 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.script_preset import TRAINER_OPTIMIZERS, ScriptPreset, flag_words_text
-from trainfast_runner.worker.catalog import LEVERS
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
 
 LEVERS_TAKEN = {
     name: tuple(value.name for value in entry.values if value.trainer_fields is not None)
@@ -24,27 +24,31 @@ LEVERS_TAKEN = {
     if any(value.trainer_fields for value in entry.values[1:])
 }
 """The values of each lever that TrainingArguments has fields for."""
-FRAMEWORK_KNOBS = (
-    *("batch_size", "grad_accum", "precision", *LEVERS_TAKEN, "optimizer", "compile", "samples", "workers"),
-    *("pin_memory", "prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
+TRAINER_KNOBS = (
+    *("batch_size", "grad_accum", "precision", *LEVERS_TAKEN, "optimizer", "samples", "workers", "pin_memory"),
+    *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
 )
+BY_ALLOCATOR = tuple(name for name, entry in LEVERS.items() if any(value.allocator_setting for value in entry.values))
+FRAMEWORK_KNOBS = (*TRAINER_KNOBS, *BY_ALLOCATOR)
 BY_LOADER = ("workers", "pin_memory")
 BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
-    "accelerate": ("precision", "grad_accum", "compile"),
-    "Lightning": ("precision", "grad_accum", "grad_clip"),
+    "HF Trainer": BY_ALLOCATOR,
+    "accelerate": ("precision", "grad_accum", "compile", *BY_ALLOCATOR),
+    "Lightning": ("precision", "grad_accum", "grad_clip", *BY_ALLOCATOR),
+    "torch": BY_ALLOCATOR,
 }
-"""The knobs that a framework takes by variables of the environment, which need no hook in the script."""
-LOADER_DEFAULTS = "DataLoader's defaults"
+"""The knobs that a framework, or torch below it, takes by variables of the environment: no hook has to set them."""
+ALLOCATOR, LOADER_DEFAULTS = " or ".join(ALLOCATOR_VARIABLES), "DataLoader's defaults"
 BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
-    "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
+    "HF Trainer": {"the fields of TrainingArguments": TRAINER_KNOBS, ALLOCATOR: BY_ALLOCATOR},
     "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER_DEFAULTS: BY_LOADER},
     "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER_DEFAULTS: BY_LOADER},
-    "torch": {LOADER_DEFAULTS: BY_LOADER},
+    "torch": {LOADER_DEFAULTS: BY_LOADER, ALLOCATOR: BY_ALLOCATOR},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
 VALUES_TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
     "HF Trainer": {
-        "precision": FP32_WEIGHTS,
+        "precision": TRAINER_PRECISIONS,
         "optimizer": tuple(TRAINER_OPTIMIZERS),
         "samples": ("padded", "grouped"),
         **LEVERS_TAKEN,

@@ -19,7 +19,9 @@ from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .levers import actual_fields as lever_fields
+from .levers import float8
 from .levers.checkpointing import recomputed_share
+from .levers.compilation import compiled_blocks
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
 from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
@@ -38,7 +40,8 @@ NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipelin
 class ComputeDtype:
     """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
 
-    A hook inside a compiled module would be compiled into it: there the dtype is the logits'.
+    A hook inside a compiled module would be compiled into it: there the dtype is the logits', and unknown where the
+    model returns its loss.
     """
 
     def __init__(self, model: nn.Module, compiled: bool) -> None:
@@ -48,7 +51,7 @@ class ComputeDtype:
 
     def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output if isinstance(output, torch.Tensor) else logits_of(output)
-        self.name = dtype_name(tensor.dtype)
+        self.name = dtype_name(tensor.dtype) if tensor.dim() else None
         if self._hook is not None:
             self._hook.remove()
 
@@ -110,7 +113,7 @@ class TrainState:
         # Weights are the same on every rank; dropout is not.
         torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)
         module, _ = self.engine.live()
-        self._is_compiled = module is not unwrap(module)
+        self._is_compiled = isinstance(module, OptimizedModule) or bool(compiled_blocks(self.model))
         self._compute_dtype = ComputeDtype(module, self._is_compiled)
 
     def recorder(
@@ -151,12 +154,13 @@ class TrainState:
             attention=attention_of(model),
             attention_reason=attention_reason(model, self.knobs),
             **lever_fields(model),
+            **float8.actual(model),
             world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
             # torchrun's variable: the number of its agents.
             nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             device=device.type,
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            compiled=isinstance(module, OptimizedModule),
+            compiled=self._is_compiled,
             model_type=config.model_type,
             parameters=sum(whole_size(parameter) for parameter in model.parameters()),
             model_flops_per_sample=flops.model if flops else None,

@@ -157,8 +157,6 @@ def knobs_of_arguments(args: Any) -> dict[str, Any]:
     catalog = _catalog()
     optimizer = getattr(args.optim, "value", args.optim)
     by_trainer_name = {entry.trainer_name: name for name, entry in catalog.OPTIMIZERS.items()}
-    # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
-    compile_mode = (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
     precisions = {"bf16": args.bf16, "fp16": args.fp16, "tf32": getattr(args, "tf32", None)}
     return {
         "grad_accum": args.gradient_accumulation_steps,
@@ -171,7 +169,6 @@ def knobs_of_arguments(args: Any) -> dict[str, Any]:
         "seed": args.seed,
         "prefetch": args.dataloader_prefetch_factor,
         "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        "compile": compile_mode if args.torch_compile else "off",
         "optimizer": by_trainer_name.get(TRAINER_SYNONYMS.get(optimizer, optimizer), optimizer),
         **catalog.levers_of_fields(functools.partial(getattr, args)),
     }

@@ -281,6 +281,10 @@ class ScriptRun:
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.flagged:
                 ran["grad_accum"] = accumulated
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized() and "allocator" not in ran:
+            settings = torch.cuda.memory._snapshot()["allocator_settings"]
+            ran["allocator"] = "expandable" if settings["expandable_segments"] else "default"
         # A framework may not call the model's own forward: no hook sees the dtype then.
         if ran.get("precision") in HALF_DTYPE:
             self.actual["compute_dtype"] = HALF_DTYPE[ran["precision"]]
@@ -333,6 +337,8 @@ def current_run() -> ScriptRun | None:
 def compiled_by(plugin: Any) -> str:
     """The value of `compile` by accelerate's plugin; the name of a compiler other than torch's own."""
     backend: str = getattr(plugin.backend, "value", plugin.backend).lower()
+    if backend == "inductor" and getattr(plugin, "use_regional_compilation", False):
+        return "blocks"
     return {"no": "off", "inductor": (plugin.mode or "default").replace("-no-cudagraphs", "")}.get(backend, backend)
 
 

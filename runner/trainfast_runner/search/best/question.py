@@ -54,7 +54,7 @@ from trainfast_runner.search.searches import (
     share_of_free,
     takes_warm_trials,
 )
-from trainfast_runner.settings.compatibility import Facts, check
+from trainfast_runner.settings.compatibility import EVERY_MODELS_ATTENTION, Facts, check
 from trainfast_runner.settings.device_counts import (
     chosen_gpus,
     data_parallel_degree,
@@ -305,8 +305,6 @@ def excess_text(needed_bytes: int, excess_bytes: int) -> str:
 
 MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 """Steps of the shortest trial."""
-ASKS_THE_MODEL = ("sdpa", "flash")
-"""Values of `attention` that only the model's class can confirm, which takes an import of torch."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +351,7 @@ class BestPlan:
         """
         assert self.facts is not None, "the memory of a script is unknown"
         plan, spec, space = self.plan, self.survey.spec, self.space
-        if any(value in ASKS_THE_MODEL for value in self.question.vary.get("attention", [spec.knobs["attention"]])):
+        if set(self.question.vary.get("attention", [spec.knobs["attention"]])) - set(EVERY_MODELS_ATTENTION):
             inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"], attention=True)
             survey = replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
             space = enumerate_space(survey, self.question.vary, self.question.global_batch)
@@ -463,7 +461,9 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     _check_request(request, plan)
     inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"])
     machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
-    facts = Facts(spec, machine, inspected.config, inspected.versions, inspected.executable)
+    facts = Facts(
+        spec, machine, inspected.config, inspected.versions, inspected.executable, families=inspected.families
+    )
     survey = Survey(spec, machine, _check_of(facts))
     question = _question(spec, survey, plan, request, plan.memory_limit_bytes or ())
     space = enumerate_space(survey, question.vary, question.global_batch)

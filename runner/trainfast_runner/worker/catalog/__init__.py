@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .levers import ALLOCATOR_VARIABLES as ALLOCATOR_VARIABLES
 from .levers import LEVERS as LEVERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue

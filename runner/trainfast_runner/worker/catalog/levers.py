@@ -33,18 +33,30 @@ class LeverValue:
     engines: tuple[str, ...] = ()
     needs_gpus_reason: str | None = None
     """The reason that it needs GPUs; None if it runs on a CPU too."""
+    min_compute_capability: tuple[int, int] = (0, 0)
+    """The first NVIDIA GPUs that have it."""
+    halves_on_gpus: bool = False
+    """True if on a GPU it computes in fp16 and bf16 alone."""
     package: str | None = None
     """The package that has to be installed."""
+    install: str = ""
+    """pip's arguments that install the package; empty if its name does."""
     versions: tuple[tuple[str, str], ...] = ()
     """Packages, each with the first version that has it."""
     trainer_fields: TrainerFields | None = None
     """Fields of TrainingArguments that set it; None if that has no words for it."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """Variables that set it, which the training starts with."""
+    allocator_setting: str = ""
+    """Setting of PYTORCH_ALLOC_CONF that the training starts with."""
+    untraced: str = ""
+    """The memory of it that no trace shows, in words."""
+    is_any: bool = False
+    """True if another tool chooses what runs, so that it is compared with nothing."""
     is_searched: bool = False
     """True if a best-fit search tries it unless told otherwise."""
     needs_process: bool = False
     """True if only a new process can take it."""
+    fallback: str = ""
+    """The value to take where this one cannot run; empty for the plain one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +74,8 @@ class LeverEntry:
     """True if the trace of forward and backward has its memory."""
     actual: str = ""
     """Field of the record of what ran that has the value; empty if another rule compares it."""
+    reads: str = ""
+    """The file below `worker/levers` whose `actual` reads what ran, if no value's `path` names it."""
     same_as: tuple[str, str, str] = ("", "", "")
     """Names of the same setting in TrainingArguments, accelerate and DeepSpeed."""
     changes_in_warm_process: bool = True
@@ -75,6 +89,10 @@ class LeverEntry:
         """Name of the plain value."""
         return self.values[0].name
 
+    def instead(self, value: LeverValue) -> str:
+        """The setting to take where this value cannot run."""
+        return f"{self.name}={value.fallback or self.plain}"
+
 
 _HEADS_IN_CHUNKS = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3"),
@@ -85,6 +103,9 @@ _HEADS_IN_CHUNKS = (
 Others scale their logits after it (cohere, granite): each of these was compared with its own forward."""
 _WHOLE_HEADS = ("single", "ddp", "fsdp", "zero1", "zero2")
 """Strategies under which a rank's forward has the head's whole weight."""
+_TRITON = "runs Triton kernels"
+_USE_LIGER: TrainerFields = (("use_liger_kernel", True),)
+"""`liger_kernel_config`, which belongs to both knobs, is made with the other fields."""
 
 LOSS = LeverEntry(
     name="loss",
@@ -106,9 +127,26 @@ LOSS = LeverEntry(
             engines=("native", "accelerate"),
             is_searched=True,
         ),
+        LeverValue(
+            name="liger",
+            path="head_loss:fuse_loss",
+            what="is chunked by one Triton kernel of liger-kernel, which computes the gradients in the forward",
+            speed="liger needs no product again; with a small vocabulary its kernels cost more than they save",
+            memory="liger never has all logits either, but the gradient of the head's weight from the forward on",
+            tolerance=1e-5,
+            objectives=("causal-lm", "masked-lm", "seq2seq"),
+            families=_HEADS_IN_CHUNKS,
+            strategies=_WHOLE_HEADS,
+            engines=("native", "accelerate"),
+            needs_gpus_reason=_TRITON,
+            package="liger-kernel",
+            trainer_fields=_USE_LIGER,
+            untraced="the buffers of Liger's loss, which is traced as chunked",
+            is_searched=True,
+        ),
     ),
-    phases=("forward", "backward"),
     actual="loss_function",
+    same_as=("use_liger_kernel", "", ""),
 )
 
 _LAYERS_IN_ONE = (*_WHOLE_HEADS, "zero3", "dp", "tp", "ddp+tp", "fsdp+tp")
@@ -173,7 +211,203 @@ CHECKPOINTING = LeverEntry(
     same_as=("gradient_checkpointing", "", "activation_checkpointing"),
 )
 
-LEVERS = {entry.name: entry for entry in (LOSS, CHECKPOINTING)}
+_COMPILED = "the memory of the compiled program and its compiler"
+COMPILE = LeverEntry(
+    name="compile",
+    group="compute",
+    what="torch.compile of the model: a long first step, then faster ones. A comparison with compile=off says after"
+    " how many steps the compilation has paid for itself.",
+    values=(
+        LeverValue(name="off", trainer_fields=()),
+        LeverValue(
+            name="default",
+            what="the whole model, with single and ddp",
+            speed="up to about 2x once compiled; the first step takes tens of seconds",
+            memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
+            tolerance=1e-2,
+            trainer_fields=(("torch_compile", True), ("torch_compile_mode", "default")),
+            untraced=_COMPILED,
+            is_searched=True,
+        ),
+        LeverValue(
+            name="reduce-overhead",
+            what="is default replayed from CUDA graphs, unless grad_accum is above 1",
+            speed="reduce-overhead also saves the launches: most for small batches, nothing where kernels fill the GPU",
+            memory="the graphs keep a memory of their own",
+            tolerance=1e-2,
+            needs_gpus_reason="replays CUDA graphs",
+            trainer_fields=(("torch_compile", True), ("torch_compile_mode", "reduce-overhead")),
+            untraced=_COMPILED,
+            is_searched=True,
+        ),
+        LeverValue(
+            name="blocks",
+            what="each block by itself, also with fsdp: alike blocks share one program",
+            speed="blocks compile in a fraction of default's time, and fuse nothing across a block's ends",
+            tolerance=1e-2,
+            strategies=("single", "ddp", "fsdp"),
+            untraced=_COMPILED,
+            is_searched=True,
+        ),
+        LeverValue(
+            name="max-autotune",
+            what="is reduce-overhead with kernels that are timed first, in minutes",
+            tolerance=1e-2,
+            trainer_fields=(("torch_compile", True), ("torch_compile_mode", "max-autotune")),
+            untraced=_COMPILED,
+        ),
+    ),
+    is_traced=False,
+    reads="compilation",
+    same_as=("torch_compile", "dynamo_backend", ""),
+    changes_in_warm_process=False,
+)
+
+_KERNEL = "attention_kernel:choose"
+_GPU_KERNEL = "is a GPU kernel"
+ATTENTION = LeverEntry(
+    name="attention",
+    group="compute",
+    what="Attention kernel. auto is sdpa where the model has it, else eager.",
+    values=(
+        LeverValue(name="auto", path=_KERNEL, is_any=True),
+        LeverValue(
+            name="eager",
+            path=_KERNEL,
+            what="writes the whole score matrix",
+            memory="eager keeps scores of heads x seq_len^2 a sample and layer; the others do not",
+            tolerance=1e-3,
+            is_searched=True,
+        ),
+        LeverValue(
+            name="sdpa",
+            path=_KERNEL,
+            what="torch's own choice of the next three",
+            speed="sdpa is faster than eager, more so on long sequences",
+            tolerance=1e-3,
+            is_any=True,
+        ),
+        LeverValue(
+            name="sdpa-flash",
+            path=_KERNEL,
+            what="torch's flash, on a GPU in fp16 and bf16 without a mask",
+            tolerance=1e-3,
+            halves_on_gpus=True,
+            min_compute_capability=(8, 0),
+        ),
+        LeverValue(
+            name="sdpa-cudnn",
+            path=_KERNEL,
+            what="cuDNN's, in fp16 and bf16",
+            speed="sdpa-cudnn is the fastest on many Hopper GPUs and slower than sdpa-flash on an A100",
+            tolerance=1e-2,
+            needs_gpus_reason=_GPU_KERNEL,
+            fallback="sdpa",
+            halves_on_gpus=True,
+            min_compute_capability=(8, 0),
+            versions=(("torch", "2.5"),),
+            is_searched=True,
+        ),
+        LeverValue(
+            name="sdpa-efficient",
+            path=_KERNEL,
+            what="xFormers', also in fp32 and with a mask",
+            speed="sdpa-efficient is torch's choice where flash has no kernel, and slower where it has",
+            tolerance=1e-3,
+            needs_gpus_reason=_GPU_KERNEL,
+            fallback="sdpa",
+        ),
+        LeverValue(
+            name="flash",
+            path=_KERNEL,
+            what="the package flash-attn (fp16 or bf16)",
+            tolerance=1e-2,
+            needs_gpus_reason=_GPU_KERNEL,
+            fallback="sdpa",
+            halves_on_gpus=True,
+            min_compute_capability=(8, 0),
+            package="flash-attn",
+            install="flash-attn --no-build-isolation",
+            is_searched=True,
+        ),
+        LeverValue(
+            name="flash-3",
+            path=_KERNEL,
+            what="its third version, for Hopper, built from its source",
+            speed="kernels differ most on long sequences, and little below 2,048 tokens",
+            tolerance=1e-2,
+            needs_gpus_reason=_GPU_KERNEL,
+            fallback="sdpa",
+            halves_on_gpus=True,
+            min_compute_capability=(9, 0),
+            package="flash_attn_3",
+            install="--no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
+            versions=(("transformers", "4.54"),),
+            is_searched=True,
+        ),
+    ),
+    actual="attention_kernel",
+    same_as=("attn_implementation (of the model)", "attn_implementation", ""),
+)
+
+KERNELS = LeverEntry(
+    name="kernels",
+    group="compute",
+    what="Kernels of norms, rotary embeddings and MLPs; the loss has a knob of its own.",
+    values=(
+        LeverValue(name="off", trainer_fields=()),
+        LeverValue(
+            name="liger",
+            path="liger:use_kernels",
+            what="those of the package liger-kernel, for the model types that it knows",
+            speed="fewer passes over memory: faster for large models, slower than torch for some of about 1B",
+            memory="norms and MLPs keep less for the backward",
+            tolerance=1e-3,
+            strategies=("single", "ddp", "fsdp", "zero1", "zero2", "zero3"),
+            needs_gpus_reason=_TRITON,
+            package="liger-kernel",
+            trainer_fields=_USE_LIGER,
+            # It replaces functions of transformers' modules.
+            needs_process=True,
+            untraced="the activations that Liger's kernels do not keep",
+            is_searched=True,
+        ),
+    ),
+    is_traced=False,
+    actual="kernels",
+    same_as=("use_liger_kernel", "", ""),
+)
+
+ALLOCATOR = LeverEntry(
+    name="allocator",
+    group="memory",
+    what="torch's allocator of GPU memory. A setting of your own in PYTORCH_ALLOC_CONF stays.",
+    values=(
+        LeverValue(name="default", trainer_fields=(), is_any=True),
+        LeverValue(
+            name="expandable",
+            what="grows its segments instead of adding others (expandable_segments). Tensors shared with another"
+            " process by CUDA IPC, as vLLM and some loaders do, fail with it on some drivers",
+            speed="slower while it grows, then the same; faster where the allocator had to retry",
+            memory="less reserved memory lies between allocations: most where sizes change from step to step, little"
+            " where they are all the same",
+            needs_gpus_reason="sets the CUDA allocator",
+            allocator_setting="expandable_segments:True",
+            needs_process=True,
+            is_searched=True,
+        ),
+    ),
+    phases=(),
+    is_traced=False,
+    actual="allocator",
+    reads="cuda_allocator",
+    same_as=("PYTORCH_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+)
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with the settings of torch's CUDA allocator, the newer name first."""
+
+LEVERS = {entry.name: entry for entry in (LOSS, CHECKPOINTING, COMPILE, ATTENTION, KERNELS, ALLOCATOR)}
 """All levers, by name."""
 
 

@@ -32,8 +32,15 @@ def levers_of_fields(read: Callable[[str, None], Any]) -> dict[str, str]:
     """Return the levers' values that the fields of TrainingArguments have; `read` gives a field, else its default."""
     values = {name: _value_of(entry, read) for name, entry in LEVERS.items() if _has_words(entry)}
     layers = (_field(_ARGUMENTS, read) or {}).get("every_n_layers", 1)
-    if values.get("checkpointing") == "full" and layers > 1:
+    if values["checkpointing"] == "full" and layers > 1:
         values["checkpointing"] = f"every-{layers}"
+    if read("torch_compile", None):
+        # With accumulation max-autotune is the Trainer's mode without CUDA graphs.
+        values["compile"] = (read("torch_compile_mode", None) or "default").replace("-no-cudagraphs", "")
+    kernels = read("liger_kernel_config", None) or {}
+    for name, kernel in (("kernels", "rms_norm"), ("loss", "fused_linear_cross_entropy")):
+        # One switch for both, and a part that is not named is on.
+        values[name] = values[name] if kernels.get(kernel, True) else LEVERS[name].plain
     return values
 
 

@@ -24,7 +24,7 @@ def actual_fields(model: nn.Module) -> dict[str, Any]:
     """Return the fields of the `actual` record that each lever's file reads from the live model."""
     fields: dict[str, Any] = {}
     for entry in LEVERS.values():
-        modules = dict.fromkeys(value.path.partition(":")[0] for value in entry.values if value.path is not None)
-        for module in modules:
+        paths = [value.path for value in entry.values if value.path is not None]
+        for module in dict.fromkeys([path.partition(":")[0] for path in paths] + [entry.reads] * bool(entry.reads)):
             fields |= importlib.import_module(f".{module}", __package__).actual(model)
     return fields

@@ -1,4 +1,4 @@
-"""The loss inside the model's forward, a chunk of tokens at a time, so that the logits are never whole.
+"""The loss inside the model's forward, from the last hidden states, so that the logits are never whole.
 
 The model's own forward runs with a head that returns its input: final norms, a transform before the head and a scale
 stay the model's own, under any wrapper.
@@ -24,7 +24,9 @@ of 2,048 tokens still fills a matrix product."""
 
 
 class HeadLoss:
-    """The forward of a model whose loss is computed in chunks: called with the targets, it returns their loss."""
+    """The forward of a model that computes its loss too: called with the targets, it returns their loss."""
+
+    name = "chunked"
 
     def __init__(self, model: Any) -> None:
         """Take the place of the forwards of `model` and of its head."""
@@ -39,12 +41,13 @@ class HeadLoss:
 
     def __call__(self, *args: Any, targets: Tensor, **inputs: Any) -> Tensor:
         """Return the sum of the targets' cross entropies; `targets` has the shape of the tokens."""
-        states = self.states(*args, **inputs).logits.flatten(0, -2)
-        flat_targets = targets.flatten()
+        return self._sum(self.states(*args, **inputs).logits.flatten(0, -2), targets.flatten())
+
+    def _sum(self, states: Tensor, targets: Tensor) -> Tensor:
         rows = -(-len(states) // CHUNKS)
         total = torch.zeros((), device=states.device)
         for start in range(0, len(states), rows):
-            chunk = states[start : start + rows], flat_targets[start : start + rows]
+            chunk = states[start : start + rows], targets[start : start + rows]
             total = total + checkpoint(self._loss, *chunk, use_reentrant=False, preserve_rng_state=False)
         return total
 
@@ -56,6 +59,25 @@ class HeadLoss:
         return functional.cross_entropy(logits.float(), targets, reduction="sum")
 
 
+class FusedHeadLoss(HeadLoss):
+    """The same by liger-kernel's fused product and cross entropy, whose class stands in for `fused`."""
+
+    name = "liger"
+
+    def __init__(self, model: Any, fused: Any) -> None:
+        """Take the place of the forwards of `model` and of its head."""
+        super().__init__(model)
+        self.fused = fused(reduction="sum", softcap=self.cap)
+
+    def _sum(self, states: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(states.device.type):
+            states = states.to(torch.get_autocast_dtype(states.device.type))
+        # Its kernels take one dtype, and autocast does not reach them.
+        bias = None if self.head.bias is None else self.head.bias.to(states.dtype)
+        loss: Tensor = self.fused(self.head.weight.to(states.dtype), states, targets, bias)
+        return loss.float()
+
+
 def _unchanged(states: Tensor) -> Tensor:
     return states
 
@@ -65,6 +87,13 @@ def chunk_loss(model: nn.Module, knobs: Knobs) -> None:
     HeadLoss(model)
 
 
+def fuse_loss(model: nn.Module, knobs: Knobs) -> None:
+    """Compute the model's loss by liger-kernel."""
+    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+    FusedHeadLoss(model, LigerFusedLinearCrossEntropyLoss)
+
+
 def actual(model: nn.Module) -> dict[str, Any]:
     """Return `loss_function`, read from the model's forward."""
-    return {"loss_function": "chunked" if isinstance(model.forward, HeadLoss) else "full"}
+    return {"loss_function": model.forward.name if isinstance(model.forward, HeadLoss) else "full"}

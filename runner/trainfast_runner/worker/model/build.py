@@ -18,15 +18,15 @@ import transformers
 from torch import nn
 
 from ..invalid import InvalidInput, one_line
-from ..levers import apply_levers
+from ..levers import apply_levers, float8
+from ..levers.attention_kernel import IMPLEMENTATIONS
+from ..levers.compilation import mode_of
 from ..spec import Knobs
 from .model_config import HEAD_OF_OBJECTIVE, check_family
-from .weights import without_weights
+from .weights import outermost_blocks, without_weights
 
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
-_ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
-"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
 
 
 def model_class(objective: str) -> Any:
@@ -78,7 +78,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         with torch.device(device), without_weights():
             model = model_class(objective).from_config(
                 config,
-                attn_implementation=_ATTENTION[knobs.attention],
+                attn_implementation=IMPLEMENTATIONS[knobs.attention],
                 trust_remote_code=False,
                 **{_dtype_argument(): weights_dtype},
             )
@@ -86,6 +86,8 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         raise _refusal(one_line(error), config.model_type, knobs.attention) from error
     model.config.use_cache = False
     apply_levers(model, knobs)
+    if knobs.precision == "fp8":
+        float8.convert(model, outermost_blocks(model))
     model.train()
     return cast(nn.Module, model)
 
@@ -105,10 +107,10 @@ def attentions(config: Any, objective: str) -> list[str]:
     head = _head(config, objective)
     names = ["auto", "eager"]
     if getattr(head, "_supports_sdpa", False):
-        names.append("sdpa")
+        names += [name for name, implementation in IMPLEMENTATIONS.items() if implementation == "sdpa"]
     # Renamed in transformers 4.53.
     if getattr(head, "_supports_flash_attn", False) or getattr(head, "_supports_flash_attn_2", False):
-        names.append("flash")
+        names += ["flash", "flash-3"]
     return names
 
 
@@ -132,29 +134,28 @@ def _dtype_argument() -> str:
 
 
 def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
-    """Compile `module` if the knob asks for it, with its wrapper.
+    """Compile `module` if the knob asks for it, with its wrapper, or its blocks in place.
 
-    torch splits the graph at DDP's buckets, so that they still overlap with the backward.
+    torch splits the graph at DDP's buckets, so that they still overlap with the backward. Raises InvalidInput for
+    blocks of a model without a list of them.
     """
     if knobs.compile == "off":
         return module
     check_header(knobs)
+    if knobs.compile == "blocks":
+        blocks = outermost_blocks(module)
+        if not blocks:
+            reason = f"{type(module).__name__} has no list of blocks to compile"
+            raise InvalidInput(reason, key="compile", allowed=["off", "default"], nearest="default")
+        for block in blocks:
+            block.compile()
+        return module
     mode = mode_of(knobs)
     compiled_module = cast(nn.Module, torch.compile(module, mode=mode))
-    if mode == "max-autotune":
+    if mode in ("max-autotune", "reduce-overhead"):
         # CUDA graphs are replayed, and reuse the memory of the last step.
         compiled_module.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
     return compiled_module
-
-
-def mode_of(knobs: Knobs) -> str | None:
-    """torch.compile's `mode`, without CUDA graphs if gradients accumulate over micro-batches.
-
-    A replay of a CUDA graph overwrites the gradients of the last one (torch/_inductor, cudagraph_trees.py).
-    """
-    if knobs.compile == "default":
-        return None
-    return "max-autotune-no-cudagraphs" if knobs.grad_accum > 1 else knobs.compile
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ A configuration does not need torch: without it the answer takes a quarter of th
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import json
@@ -65,7 +66,7 @@ def hide_packages(names: Collection[str]) -> None:
     importlib.util.find_spec = find_spec
 
 
-VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn", "numpy")
+VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "torchao", "numpy")
 """Packages whose versions are asked for, beside those of the catalog."""
 
 
@@ -75,6 +76,7 @@ def inspect(part: str, model: dict[str, Any] | None, objective: str, *, count: b
     `error` is there if the model cannot be built.
     """
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
+    answer["families"] = {"liger-kernel": liger_families()}
     if not model:
         return answer
     if answer["versions"]["transformers"] is None:
@@ -123,6 +125,24 @@ def _count(config: Any, objective: str) -> int:
     with torch.device("meta"):
         model = model_class(objective).from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def liger_families() -> list[str]:
+    """Model types in liger-kernel's table; empty without the package, or with another table.
+
+    Its file is read and not imported: that would import triton, which needs a GPU's driver.
+    """
+    spec = importlib.util.find_spec("liger_kernel")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    file = Path(*folders[:1], "transformers", "monkey_patch.py")
+    if not folders or not file.exists():
+        return []
+    _, _, after = file.read_text(encoding="utf-8").partition("\nMODEL_TYPE_TO_APPLY_LIGER_FN = ")
+    with suppress(SyntaxError):
+        table = ast.parse(after.partition("\n}")[0] + "\n}", mode="eval").body
+        keys = table.keys if isinstance(table, ast.Dict) else []
+        return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    return []
 
 
 def torch_build() -> dict[str, str | None]:

@@ -141,8 +141,10 @@ def rate_at(step: int, knobs: Knobs) -> float:
     return knobs.lr
 
 
-HALF_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""The half format of mixed precision: that of autocast, and of the weights that FSDP gathers."""
+HALF_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""The half format of mixed precision: that of autocast, and of the weights that FSDP gathers.
+
+With fp8 it is the format of everything that has no float8, and of what the float8 products return."""
 
 
 class Precision:

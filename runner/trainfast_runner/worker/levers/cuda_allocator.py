@@ -1,0 +1,16 @@
+"""The setting of torch's CUDA allocator, which the launch puts in the environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def actual(model: nn.Module) -> dict[str, Any]:
+    """Return `allocator`, by the settings of the allocator itself; None without CUDA."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {"allocator": None}
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    return {"allocator": "expandable" if settings["expandable_segments"] else "default"}
