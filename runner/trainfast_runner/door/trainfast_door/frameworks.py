@@ -113,7 +113,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
             # Under DataParallel the batch is split among the GPUs.
             run.batch_shares = max(1, args.n_gpu)
             run.ran.update(knobs_of_arguments(args), batch_size=batch // run.batch_shares)
-            run.ran.update(_knobs_of_trainer(more.get("train_dataloader"), more.get("optimizer"), run))
+            run.ran.update(_knobs_of_trainer(more["model"], more["train_dataloader"], more["optimizer"], run))
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
@@ -133,10 +133,9 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
     module.DEFAULT_CALLBACKS.append(TrainerSteps)
 
 
-def _knobs_of_trainer(loader: Any, optimizer: Any, run: ScriptRun) -> dict[str, Any]:
-    """Values of the knobs that the Trainer's own objects contradict, or alone show."""
-    knobs = {}
-    sampler = loader
+def _knobs_of_trainer(model: Any, loader: Any, optimizer: Any, run: ScriptRun) -> dict[str, Any]:
+    """Values of the knobs where the Trainer's objects contradict its arguments, or alone show them."""
+    knobs, sampler = {}, loader
     for name in ("batch_sampler", "batch_sampler", "sampler"):  # accelerate's shares of a rank have two
         sampler = getattr(sampler, name, sampler)
     # A data set without a length is never grouped. Nothing shows whether a script packs its texts.
@@ -149,6 +148,14 @@ def _knobs_of_trainer(loader: Any, optimizer: Any, run: ScriptRun) -> dict[str, 
     if optimizer is not None and entry is not None and live != entry.class_name:
         # The script gave the Trainer an optimizer of its own.
         knobs["optimizer"] = live
+    modules = list(model.modules())
+    is_checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in modules)
+    if is_checkpointed != (run.ran["checkpointing"] != "off"):
+        knobs["checkpointing"] = "full" if is_checkpointed else "off"
+    functions = (getattr(module.forward, "__func__", None) for module in modules)
+    if not any(getattr(function, "__module__", "").startswith("liger_kernel") for function in functions):
+        # Liger only logs that it does not know the model.
+        knobs |= {"kernels": "off", "loss": "full"}
     return knobs
 
 
