@@ -47,7 +47,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
 POSITIONS = {"max_position_embeddings": 64, "rope_theta": 10000.0}
-LINES = "data.samples=lines"
+PADDED = "samples=padded"
 SPLIT = "strategy=tp sequence_parallel=on"
 
 
@@ -84,11 +84,11 @@ def refusal(*asked, **more):
         ("strategy=fsdp+tp devices=2", CPU, LLAMA, "devices", "strategy=tp with devices=2"),
         (f"{SPLIT} devices=2", CPU, {"model_type": "gpt2"}, "sequence_parallel", "the model is gpt2"),
         (
-            f"{SPLIT} devices=2 {LINES}",
+            f"{SPLIT} devices=2 {PADDED}",
             CPU,
             LLAMA,
             "sequence_parallel",
-            "data.samples=lines are of several; try data.sa",
+            "samples=padded are of several; try samples=packed",
         ),
         (
             f"{SPLIT} seq_len=129",
@@ -135,9 +135,11 @@ def refusal(*asked, **more):
         ("strategy=pp", CPU, STAGED | {"model_type": "t5"}, None, "the model is t5"),
         ("strategy=pp", CPU, STAGED | {"model_type": "bert"}, None, "not for data.objective=causal-lm"),
         # Samples and the model's own sizes.
-        (f"data.kind=random {LINES}", CPU, LLAMA, "data.samples", "samples of data.kind=random are all of one length"),
-        (f"data.objective=masked-lm strategy=pp devices=2 {LINES}", CPU, BERT, "data.samples", "needs a padding mask"),
-        (f"data.objective=seq2seq {LINES}", CPU, T5, "data.samples", "cuts packed samples in two halves"),
+        (f"data.kind=random {PADDED}", CPU, LLAMA, "samples", "samples of data.kind=random are all of one length"),
+        (f"data.objective=masked-lm strategy=pp devices=2 {PADDED}", CPU, BERT, "samples", "needs a padding mask"),
+        ("samples=grouped strategy=pp devices=2", CPU, LLAMA, "samples", "strategy=pp, which pads every batch"),
+        ("samples=grouped compile=default", CPU, LLAMA, "samples", "compile=default, which pads every batch"),
+        (f"data.objective=seq2seq {PADDED}", CPU, T5, "samples", "cuts packed samples in two halves"),
         ("", BROKEN, {}, "devices", "a GPU is here"),
     ],
 )
@@ -179,7 +181,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settin
         ("strategy=pp micro_batches=1", CPU, STAGED, 2, 2, 8),
         ("strategy=pp pp_schedule=interleaved", CPU, STAGED, 2, 2, 8),
         ("strategy=ddp+pp pp_schedule=1f1b precision=fp16", CPU, STAGED, 4, 4, 16),
-        (f"strategy=pp devices=2 {LINES}", CPU, LLAMA, 2, 2, 8),
+        (f"strategy=pp devices=2 {PADDED}", CPU, LLAMA, 2, 2, 8),
         ("data.kind=random", CPU, {"vocab_size": 5}, 1, 1, 8),
         ("data.objective=seq2seq seq_len=128", CPU, {"max_position_embeddings": 64}, 1, 1, 8),
         ("data.objective=seq2seq seq_len=1024", CPU, T5, 1, 1, 8),

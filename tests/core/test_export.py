@@ -109,7 +109,7 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path):
     start, flags = flags_of(command)
     assert start == ["env", "NCCL_P2P_DISABLE=1", "torchrun", "--standalone", "--nproc-per-node", "2"]
     assert (flags.per_device_train_batch_size, flags.learning_rate, flags.max_steps) == (3, 1e-3, 9)
-    assert (flags.bf16, flags.fp16, flags.gradient_checkpointing, flags.max_grad_norm) == (True, False, True, 0.0)
+    assert (flags.bf16, flags.fp16, flags.activation_checkpointing, flags.max_grad_norm) == (True, False, True, 0.0)
     assert found.left_out == ("seq_len",)
     assert "# Cannot be expressed in this format: seq_len." in comments
     assert any("train.py is a placeholder" in line for line in comments)
@@ -175,7 +175,7 @@ n_layer = 2
 initializer_range = 0.01
 [data]
 kind = "files"
-samples = "lines"
+texts = "lines"
 paths = ["*.txt"]
 [knobs]
 batch_size = 3

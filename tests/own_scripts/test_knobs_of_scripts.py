@@ -129,6 +129,94 @@ def test_hard_coded_trainer_takes_the_knobs(cli):
     assert samples_of_steps(cli, result) == {6}
 
 
+@pytest.mark.parametrize(
+    ("settings", "overridden"),
+    [
+        ({"checkpointing": "every-2", "optimizer": "adafactor", "samples": "grouped"}, {}),
+        pytest.param(
+            {"checkpointing": "off", "samples": "padded", "optimizer": "adamw-loop"},
+            # The Trainer has no name for one loop over parameters: it takes its own AdamW.
+            {"optimizer": "adamw"},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_levers_of_the_trainer_reach_a_script_by_its_fields(cli, settings, overridden):
+    asked = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    result = run_script(cli, *asked, *script("hard_coded_trainer.py"))
+    assert {one["knob"]: one["ran"] for one in result["script"]["overridden"]} == overridden
+    exported = cli("export", "last", "--to", "training-args").out
+    assert (
+        f"train_sampling_strategy='{'group_by_length' if settings['samples'] == 'grouped' else 'random'}'" in exported
+    )
+    assert ("'every_n_layers': 2" in exported) == (settings["checkpointing"] == "every-2")
+
+
+UNSIZED_TRAINER = """
+from torch.utils.data import IterableDataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield {"input_ids": [1] * 16, "labels": [1] * 16}
+
+arguments = TrainingArguments("out", use_cpu=True, max_steps=6, report_to=[], save_strategy="no")
+model = LlamaForCausalLM(
+    LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+)
+model.gradient_checkpointing_enable()
+own = __import__("torch").optim.SGD(model.parameters(), lr=0.1)
+Trainer(model, arguments, train_dataset=Endless(), optimizers=(own, None)).train()
+"""
+"""A data set without a length, which the Trainer does not group; checkpointing and an optimizer of the script's own."""
+
+
+@pytest.mark.long
+def test_a_field_that_the_trainer_does_not_follow_is_overridden(cli, tmp_path):
+    settings = ("samples=grouped", "optimizer=adamw", "checkpointing=off")
+    asked = [word for setting in settings for word in ("--set", setting)]
+    result = run_script(cli, *asked, *written(tmp_path, UNSIZED_TRAINER))
+    ran = {one["knob"]: one["ran"] for one in result["script"]["overridden"]}
+    assert ran == {"samples": "padded", "optimizer": "SGD", "checkpointing": "full"}
+
+
+LIGER = """
+from types import MethodType
+
+def norm(self, states):
+    return type(self).forward(self, states)
+
+def _apply_liger_kernel_to_instance(model, **config):
+    print(sorted(name for name, is_on in config.items() if is_on), flush=True)
+    if config["rms_norm"]:
+        model.model.norm.forward = MethodType(norm, model.model.norm)
+"""
+"""A stand-in for the package, which knows the norms of Llama and no loss."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("knob", "parts", "ran"), [("kernels", "'rms_norm'", {}), ("loss", "fused_", {"loss": "full"})]
+)
+def test_kernels_of_liger_reach_a_script_and_are_read_from_its_model(cli, tmp_path, knob, parts, ran):
+    (tmp_path / "liger_kernel").mkdir()
+    (tmp_path / "liger_kernel" / "__init__.py").touch()
+    (tmp_path / "liger_kernel" / "transformers.py").write_text(LIGER)
+    (tmp_path / "liger_kernel-0.8.0.dist-info").mkdir()
+    (tmp_path / "liger_kernel-0.8.0.dist-info" / "METADATA").write_text("Name: liger_kernel\nVersion: 0.8.0\n")
+    asked = ("--set", f"{knob}=liger", "--set", "precision=fp32")
+    result = run_script(cli, *asked, *written(tmp_path, TRAINER_ALONE))
+    assert {one["knob"]: one["ran"] for one in result["script"]["overridden"]} == ran
+    assert parts in (cli.home / "runs" / result["run_id"] / "output.log").read_text()
+
+
+@pytest.mark.long
+def test_accelerate_compiles_by_its_environment(cli):
+    result = run_script(cli, "--set", "compile=default", "--set", "grad_accum=2", *script("with_accelerate.py"))
+    assert result["script"]["overridden"] == []
+
+
 @pytest.mark.long
 def test_accelerate_takes_its_environment(cli):
     result = run_script(cli, "--set", "precision=bf16", "--set", "seed=3", *script("with_accelerate.py"))

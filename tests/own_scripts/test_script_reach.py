@@ -26,7 +26,7 @@ TRAIN = str(SCRIPTS / "plain_torch.py")
         ("torch", "workers", Way.FRAMEWORK, "by DataLoader's defaults"),
         ("HF Trainer", "lr", Way.FRAMEWORK, "by the fields of TrainingArguments"),
         ("accelerate", "grad_accum", Way.FRAMEWORK, "by accelerate's environment"),
-        ("accelerate", "lr", Way.NONE, "without a flag accelerate takes only precision, grad_accum"),
+        ("accelerate", "lr", Way.NONE, "without a flag accelerate takes only precision, grad_accum, compile"),
         ("", "lr", Way.FRAMEWORK, "only if a Trainer, accelerate or Lightning takes it"),
         ("HF Trainer", "strategy", Way.NONE, "no flag is mapped to it"),
     ],
@@ -64,14 +64,31 @@ def test_without_hooks_a_framework_takes_only_its_own_variables():
 
 
 @pytest.mark.parametrize(
-    ("framework", "precision"), [("accelerate", "tf32"), ("Lightning", "tf32"), ("HF Trainer", "bf16-pure")]
+    ("framework", "knob", "value"),
+    [
+        *(("accelerate", "precision", "tf32"), ("Lightning", "precision", "tf32"), ("HF Trainer", "samples", "packed")),
+        *(("HF Trainer", "precision", "bf16-pure"), ("HF Trainer", "optimizer", "adamw-foreach")),
+        ("HF Trainer", "checkpointing", "selective"),
+    ],
 )
-def test_a_precision_that_the_framework_lacks_is_refused(framework, precision):
-    with pytest.raises(UserError, match=f"{framework} takes only precision .*, not {precision}") as refused:
-        check_reach({"precision": precision}, framework, None)
-    assert refused.value.key == "precision"
+def test_a_value_that_the_framework_lacks_is_refused(framework, knob, value):
+    with pytest.raises(UserError, match=f"{framework} takes only {knob} .*, not {value}") as refused:
+        check_reach({knob: value}, framework, None)
+    assert refused.value.key == knob
     check_reach({"precision": "bf16"}, framework, None)
     check_reach({"precision": "tf32"}, "HF Trainer", None)
+
+
+def test_a_value_without_words_reaches_the_trainer_by_its_fields():
+    words = {"checkpointing": {"full": "--gradient_checkpointing", "off": ""}}
+    command = (sys.executable, TRAIN)
+    preset = ScriptPreset(command, words, framework="HF Trainer")
+    script = plan_script((), ["checkpointing=every-2"], preset=preset).script
+    assert (script.command, script.flagged) == ([*command], [])
+    assert script.trainer_fields["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
+    assert plan_script((), ["checkpointing=full"], preset=preset).script.flagged == ["checkpointing"]
+    with pytest.raises(UserError, match="every-2 has no flag in the preset"):
+        plan_script((), ["checkpointing=every-2"], preset=ScriptPreset(command, words))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,34 @@ def test_after_the_first_step_the_order_is_as_ever():
     assert (longest_first[0], longest_first[1:]) == ([49, 48, 47, 46], plain[1:])
 
 
+LENGTHS = np.random.default_rng(1).integers(2, 200, 100)
+
+
+def steps_of(*, grouped, ranks=1, steps=24, seed=0):
+    """The numbers of 8 samples for each step, two micro-batches of 4 on one rank or one on each of two."""
+    by_rank = [
+        list(GlobalOrder(100, 4, 2 // ranks, rank, ranks, steps, seed, LENGTHS, grouped)) for rank in range(ranks)
+    ]
+    batches = [batch for step in zip(*by_rank, strict=True) for batch in step]
+    return [[*first, *second] for first, second in zip(batches[::2], batches[1::2], strict=True)]
+
+
+def test_grouped_takes_the_same_samples_in_each_window_with_less_padding():
+    plain, grouped = (np.array(steps_of(grouped=grouped)) for grouped in (False, True))
+    assert grouped[0].tolist() == plain[0].tolist(), "the longest"
+    # An epoch has four windows at least: three steps of 8 of these 100 samples.
+    windows, plain_windows = (np.sort(steps[3:].reshape(7, 24)) for steps in (grouped, plain))
+    assert windows.tolist() == plain_windows.tolist()
+    padded, less_padded = (LENGTHS[steps[3:] % 100].reshape(-1, 4).max(axis=1).sum() for steps in (plain, grouped))
+    assert less_padded < 0.8 * padded
+
+
+def test_grouped_is_one_order_for_any_number_of_ranks_and_another_for_another_seed():
+    alone = steps_of(grouped=True)
+    assert alone == steps_of(grouped=True, ranks=2) == steps_of(grouped=True, steps=99)[:24]
+    assert alone != steps_of(grouped=True, seed=1)
+
+
 def test_too_few_samples_for_a_first_step_are_taken_again():
     assert next(iter(GlobalOrder(3, 5, 1, 0, 1, 1, 0, np.array([2, 4, 3])))) == [1, 2, 0, 1, 2]
 
@@ -89,12 +117,12 @@ def poem(tmp_path_factory):
     random = np.random.default_rng(0)
     lines = [" ".join(random.choice(words, size=random.integers(1, 25))) for _ in range(400)]
     path.write_text("\n\n".join(lines))
-    return {"kind": "files", "paths": [str(path)], "samples": "lines"}
+    return {"kind": "files", "paths": [str(path)], "texts": "lines"}
 
 
 @pytest.mark.long
 def test_lines_train_and_the_peak_comes_first(train, poem):
-    run = train(data=poem, steps=8)
+    run = train(data=poem, steps=8, samples="padded")
     assert run.code == 0, run.stderr[-3000:]
     tokens = [step["tokens"] for step in run.steps()]
     assert tokens[0] == max(tokens) > min(tokens) > 0
@@ -109,24 +137,25 @@ def test_lines_train_and_the_peak_comes_first(train, poem):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2},
-        {"ranks": 2, "strategy": "tp"},
-        {"ranks": 2, "strategy": "pp"},
-        {"engine": "trainer", "batch_size": 4, "grad_accum": 2},
+        {"samples": "grouped", "ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2},
+        {"samples": "padded", "ranks": 2, "strategy": "tp"},
+        {"samples": "padded", "ranks": 2, "strategy": "pp"},
+        {"samples": "grouped", "engine": "trainer", "batch_size": 4, "grad_accum": 2},
     ],
     ids=lambda knobs: knobs.get("strategy", knobs.get("engine")),
 )
 def test_unequal_lengths_weigh_the_same_however_they_are_shared(train, poem, knobs):
     run = train(data=poem, steps=8, **knobs)
-    assert run.losses() == pytest.approx(train(data=poem, steps=8).losses(), rel=1e-4), run.stderr[-3000:]
+    alone = train(data=poem, steps=8, samples=knobs["samples"])
+    assert run.losses() == pytest.approx(alone.losses(), rel=1e-4), run.stderr[-3000:]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("objective", ["masked-lm", "sequence-classification"])
 def test_an_encoder_does_not_see_padding(train, poem, objective):
     data = {**poem, "objective": objective}
-    alone = train(model="bert", data=data, steps=3, batch_size=1, grad_accum=8)
-    together = train(model="bert", data=data, steps=3)
+    alone = train(model="bert", data=data, samples="padded", steps=3, batch_size=1, grad_accum=8)
+    together = train(model="bert", data=data, samples="padded", steps=3)
     assert alone.losses() == pytest.approx(together.losses(), rel=1e-4), alone.stderr[-3000:]
 
 
@@ -134,8 +163,8 @@ def test_an_encoder_does_not_see_padding(train, poem, objective):
 def test_documents_of_a_folder(train, tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text("one two three " * (1 + number % 5))
-    data = {"kind": "files", "paths": [str(path) for path in sorted(tmp_path.iterdir())], "samples": "documents"}
-    run = train(data=data, steps=3, batch_size=4)
+    data = {"kind": "files", "paths": [str(path) for path in sorted(tmp_path.iterdir())]}
+    run = train(data=data, steps=3, batch_size=4, samples="padded")
     assert run.code == 0, run.stderr[-3000:]
     assert run.record("data")["source"] == "12 text files"
 

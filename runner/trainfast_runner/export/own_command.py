@@ -10,8 +10,20 @@ from pathlib import Path
 import tomlkit
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
-from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, flag_text, has_field
+from trainfast_runner.export.export_text import (
+    ExportText,
+    gpu_variables,
+    head_comments,
+    memory_variables,
+    torchrun_comments,
+)
+from trainfast_runner.export.trainer_script import (
+    TRAINING_ARGS_FILE,
+    block_text,
+    flag_text,
+    has_field,
+    named_by_version,
+)
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
@@ -142,8 +154,9 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
         fields = trainer_fields(unflagged_knobs)
         if unflagged_knobs.get("compile") == "off":
             fields["torch_compile"] = False
-        if fields and (with_flags := _with_trainer_flags(command, fields)) is not None:
-            command, expressed = with_flags, tuple(name for name in unflagged_knobs if has_field(name, fields))
+        if fields and (with_flags := _with_trainer_flags(command, named_by_version(run, fields))) is not None:
+            by_field = [name for name in unflagged_knobs if has_field(name, fields)]
+            command, expressed = with_flags, (*by_field, *expressed)
     left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
     start = shell_line(["env", *variables, *command] if variables else command)
@@ -177,17 +190,15 @@ def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) ->
         return None
     # A switch that is off by default needs no flag.
     changed = {name: value for name, value in fields.items() if value is not False or name in given}
-    return [
-        *command[:start],
-        *(word for name, value in changed.items() for word in (f"--{name}", flag_text(value))),
-        *others,
-    ]
+    flags = [word for name, value in changed.items() for word in (f"--{name}", flag_text(value))]
+    return [*command[:start], *flags, *others]
 
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
     prefix = VARIABLE_PREFIXES.get(framework)
     variables = {name: value for name, value in run.env.items() if prefix and name.startswith(prefix)}
+    variables |= memory_variables(run)
     if "devices" in run.knobs and "CUDA_VISIBLE_DEVICES" in run.env:
         variables |= gpu_variables(run)
     return variables
@@ -244,7 +255,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         fields["max_steps"] = asked.steps
     launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
     head = [*head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
-    return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
+    return ExportText(block_text(run, head, fields), [], TRAINING_ARGS_FILE)
 
 
 SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,14 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
-from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS, StrategyEntry
+from trainfast_runner.worker.catalog import (
+    FIRST_VERSIONS,
+    LEVERS,
+    OPTIMIZERS,
+    StrategyEntry,
+    levers_of_fields,
+    named_fields,
+)
 
 TRANSFORMERS_MAJORS = ("4", "5")
 """Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
@@ -48,7 +56,16 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
         fields["use_cpu"] = True
     left_out = [name for name in settings_to_express(knobs) if not _has_trainer_words(name, knobs)]
     left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
+    # Before 5.23 the fields cannot name a part of the layers.
+    ran = levers_of_fields(named_by_version(run, fields).get)["checkpointing"]
+    left_out += ["checkpointing"] if ran != knobs["checkpointing"] and "checkpointing" not in left_out else []
     return fields, left_out
+
+
+def named_by_version(run: RunFile, fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields by their names in the run's transformers; in the newest if the run had none."""
+    version = tuple(map(int, re.findall(r"\d+", run.versions.get("transformers") or "")[:2]))
+    return named_fields(fields, lambda name: not version or version >= FIRST_VERSIONS.get(name, ()))
 
 
 def _has_trainer_words(name: str, knobs: KnobValues) -> bool:
@@ -179,14 +196,8 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         if knobs["compile"] == "blocks":
             dynamo["dynamo_use_regional_compilation"] = True
         config["dynamo_config"] = dynamo
-    covered = (
-        "precision",
-        "strategy",
-        "devices",
-        "compile",
-        "allocator",
-        *(("reshard", "checkpointing") if kind == "FSDP" else ()),
-    )
+    covered = ["precision", "strategy", "devices", "compile", "allocator", *(["reshard"] if kind == "FSDP" else [])]
+    covered += ["checkpointing"] if kind == "FSDP" and knobs["checkpointing"] in ("off", "full") else []
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
     head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += memory_comments(run)
@@ -245,13 +256,15 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *memory_comments(run)]
     head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
-    return ExportText(block_text(head, arguments), left_out, TRAINING_ARGS_FILE)
+    return ExportText(block_text(run, head, arguments), left_out, TRAINING_ARGS_FILE)
 
 
-def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:
+def block_text(run: RunFile, head: Sequence[str], arguments: Mapping[str, object]) -> str:
     """The call with these comments above it; each argument on lines of its own."""
     lines = ["from transformers import TrainingArguments", "", *comments(head), "args = TrainingArguments("]
-    lines += [_argument(name, value) for name, value in {"output_dir": "out", **arguments}.items()]
+    lines += [
+        _argument(name, value) for name, value in {"output_dir": "out", **named_by_version(run, arguments)}.items()
+    ]
     return "\n".join([*lines, ")"])
 
 
@@ -284,7 +297,8 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
-    flags = [word for name, value in arguments.items() for word in (f"--{name}", flag_text(value))]
+    named = named_by_version(run, arguments)
+    flags = [word for name, value in named.items() for word in (f"--{name}", flag_text(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
     launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]

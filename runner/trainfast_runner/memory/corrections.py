@@ -152,7 +152,8 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
     run = records.run
     if run is None or run.predicted is None or result.state != "finished":
         return {}
-    if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
+    fewest_steps = min(map(len, records.steps.values()), default=0)
+    if run.knobs.get("samples", "packed") != "packed" or fewest_steps < FEWEST_STEPS:
         return {}
     peaks: dict[str, int] = {}
     for rank in records.steps:

@@ -10,6 +10,7 @@ from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_file import FIRST_TORCH, HookLine, Overridden, RunFile, ScriptFigures
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
+from trainfast_runner.settings.knobs import compile_mode
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 
 HOOKS_FILE = "door.jsonl"
@@ -58,10 +59,12 @@ def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     """The knobs asked for that the live objects hold otherwise, or that nothing in the script shows."""
     ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
     flagged_knobs = run.script.flagged if run.script is not None else []
+    # With accumulation a mode of CUDA graphs is another.
+    modes = {"compile": compile_mode(run.knobs)} if "compile" in run.knobs else {}
     return [
         Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
         for name, value in run.knobs.items()
-        if name not in LAUNCH_KNOBS and ran.get(name) != value
+        if name not in LAUNCH_KNOBS and ran.get(name) not in (value, modes.get(name, value))
         # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged_knobs
     ]

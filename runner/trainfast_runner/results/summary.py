@@ -149,6 +149,8 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Thr
     # Ranks that share a batch each record all of it: count it once.
     sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
     common = [[rank[number] for rank in ranks] for number in ranks[0] if all(number in rank for rank in ranks)]
+    # As many samples are another amount of work where their lengths vary.
+    lengths_vary = len({sum(step.tokens or 0 for step in steps) for steps in common}) > 1
 
     def rate(count: str) -> record.Spread:
         every = ([(getattr(step, count), step.step_ms) for step in steps] for steps in common)
@@ -159,7 +161,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Thr
             sum(work for work, _ in steps) * 1000 / sum(step_ms for _, step_ms in steps)
             for steps in zip(*counted, strict=True)
         )
-        differ = len({sum(work for work, _ in steps) for steps in counted}) > 1
+        differ = lengths_vary or len({sum(work for work, _ in steps) for steps in counted}) > 1
         rates = [sum(work * 1000 / step_ms for work, step_ms in steps) / sharing for steps in counted]
         return msgspec.structs.replace(record.Spread() if differ else spread(rates, median_rate), mean=mean / sharing)
 

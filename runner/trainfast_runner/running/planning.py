@@ -44,10 +44,17 @@ from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.settings import compatibility, device_counts
 from trainfast_runner.settings.compatibility import Facts, check, release
 from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
-from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
+from trainfast_runner.settings.knobs import (
+    compile_mode,
+    knob,
+    loader_arguments,
+    setting_of,
+    settings_of,
+    trainer_fields,
+)
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import RunSpec, expand_paths, offload_folder, strategy_of
 from trainfast_runner.units import asks_for_cpu, gpus_text
 from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
@@ -253,8 +260,12 @@ def _worker_variables(
         env["TORCH_EXTENSIONS_DIR"] = str(extensions_directory(inspection.executable, inspection.versions))
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
-    settings = [LEVERS[name][spec.knobs[name]].allocator_setting for name in LEVERS]
-    return env | allocator_variables(list(filter(None, settings)), inspection.versions, os.environ)
+    return env | allocator_variables(_allocator_settings(spec.knobs), inspection.versions, os.environ)
+
+
+def _allocator_settings(knobs: KnobValues) -> list[str]:
+    settings = (LEVERS[name][value].allocator_setting for name, value in knobs.items() if name in LEVERS)
+    return list(filter(None, settings))
 
 
 def allocator_variables(
@@ -303,12 +314,12 @@ def plan_script(
     """
     preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset, steps, trial)
-    flagged_knobs = [name for name in knobs if name in preset.flag_words]
-    without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
+    flagged_knobs = {name: value for name, value in knobs.items() if has_flag(name, value, preset)}
+    without_flag = {name: value for name, value in knobs.items() if name not in (*flagged_knobs, *LAUNCH_KNOBS)}
     cwd = "" if typed else preset.cwd
     if cwd and not os.path.isdir(cwd):
         raise UserError(f"script.cwd: there is no folder {cwd}", key="script.cwd", where=preset.file)
-    command_words = preset.applied(list(typed or preset.command), knobs)
+    command_words = preset.applied(list(typed or preset.command), flagged_knobs)
     command = read_command(command_words, None if python is None else training_python.find_python(python), cwd)
     step_limit = _step_limit(knobs, steps_from_log)
     versions: dict[str, str | None] = {}
@@ -327,7 +338,7 @@ def plan_script(
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
         steps_from_log=steps_from_log,
-        flagged=flagged_knobs,
+        flagged=list(flagged_knobs),
         flag_words=preset.flag_words,
         # The hooks set them before the `__post_init__` of TrainingArguments.
         trainer_fields=trainer_fields({name: value for name, value in without_flag.items() if name in FRAMEWORK_KNOBS}),
@@ -341,6 +352,7 @@ def plan_script(
     name = command.name if typed else preset.name
     spec = RunSpec(name, None, command.title, model={}, data={}, knobs=knobs, overrides=overrides)
     env = {**_script_variables(knobs, gpus), **framework_environment(without_flag)}
+    env |= allocator_variables(_allocator_settings(without_flag), versions, os.environ)
     ranks = command.ranks(len(gpus))
     plan = plan_on(machine, gpus, spec, ranks, command.interpreter or "", versions, env)
     return replace(plan, script=script, cwd=cwd)
@@ -483,6 +495,11 @@ def framework_environment(knobs: KnobValues) -> dict[str, str]:
         env["PL_TRAINER_ACCUMULATE_GRAD_BATCHES"] = str(knobs["grad_accum"])
     if "grad_clip" in knobs:
         env["PL_TRAINER_GRADIENT_CLIP_VAL"] = str(knobs["grad_clip"])
+    if "compile" in knobs:
+        is_on = knobs["compile"] != "off"
+        env["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR" if is_on else "NO"
+        env["ACCELERATE_DYNAMO_MODE"] = compile_mode(knobs) if is_on else "default"
+        env["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = str(knobs["compile"] == "blocks")
     return env
 
 

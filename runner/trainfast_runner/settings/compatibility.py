@@ -476,7 +476,7 @@ def _tensor_parallel(facts: Facts) -> Refusals:
 
 def _sequence_parallel(facts: Facts) -> Refusals:
     """Families whose sequence cannot be split, and sequences that do not divide."""
-    family, data, asked = facts.config.get("model_type"), facts.spec.data, "sequence_parallel=on"
+    family, asked = facts.config.get("model_type"), "sequence_parallel=on"
     degree, seq_len = (whole_number(facts.knobs, name) for name in ("tp_degree", "seq_len"))
     if "sequence_parallel" not in facts.strategy.knobs or facts.knobs["sequence_parallel"] != "on":
         return
@@ -484,9 +484,9 @@ def _sequence_parallel(facts: Facts) -> Refusals:
     if isinstance(family, str) and family not in catalog.SEQUENCE_FAMILIES:
         sentence = f"{asked} can split {', '.join(catalog.SEQUENCE_FAMILIES)}, and the model is {family}"
         yield refusal("sequence_parallel", sentence, instead)
-    if data.get("samples", "packed") != "packed":
-        sentence = f"{asked} splits sequences of one length, and data.samples={data['samples']} are of several"
-        yield refusal("sequence_parallel", sentence, f"data.samples=packed, or {instead}")
+    if (samples := facts.knobs["samples"]) != "packed":
+        sentence = f"{asked} splits sequences of one length, and samples={samples} are of several"
+        yield refusal("sequence_parallel", sentence, f"samples=packed, or {instead}")
     if seq_len % degree:
         longer = seq_len + degree - seq_len % degree
         sentence = f"{asked} splits seq_len={seq_len} into tp_degree={degree} equal parts, and it does not divide"
@@ -562,7 +562,7 @@ READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 def _data(facts: Facts) -> Refusals:
     """Data for another objective, another model or another strategy."""
     config, data, model = facts.config, facts.spec.data, facts.config.get("model_type")
-    kind, objective, samples = data["kind"], data["objective"], data.get("samples", "packed")
+    kind, objective, samples = data["kind"], data["objective"], facts.knobs["samples"]
     is_jpeg, images = kind == "jpeg", "data.kind=jpeg with data.objective=image-classification"
     if is_jpeg != (objective == "image-classification"):
         sentence = f"data.kind={kind} does not work with data.objective={objective}:"
@@ -585,7 +585,12 @@ def _data(facts: Facts) -> Refusals:
     elif facts.strategy.is_pipeline and objective != "causal-lm":
         reason = f"data.objective={objective} needs a padding mask, and strategy={facts.strategy.name} passes none on"
     if samples != "packed" and reason is not None:
-        yield refusal("data.samples", f"data.samples={samples} cannot be used: {reason}", "data.samples=packed")
+        yield refusal("samples", f"samples={samples} cannot be used: {reason}", "samples=packed")
+    # A schedule's buffers and a compiled graph are made for one shape.
+    fixed = "strategy" if facts.strategy.is_pipeline else "compile"
+    if samples == "grouped" and (facts.strategy.is_pipeline or facts.knobs["compile"] != "off"):
+        sentence = f"samples=grouped does nothing with {fixed}={facts.knobs[fixed]}, which pads every batch to seq_len"
+        yield refusal("samples", sentence, "samples=padded, or samples=packed")
 
 
 def _attention(facts: Facts) -> Refusals:

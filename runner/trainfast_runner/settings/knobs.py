@@ -142,6 +142,21 @@ KNOBS: tuple[Knob, ...] = (
         search_values=("adamw", "adamw-foreach", "adamw-fused"),
     ),
     Knob(
+        "samples",
+        Choice(("packed", "padded", "grouped")),
+        default="packed",
+        group="data",
+        what="How texts become samples. packed: cut end to end, so that every sample is full. padded: each text"
+        " (data.texts: a document or a line) is a sample, and a batch is padded to its longest. grouped: padded, with"
+        " texts of about one length in a batch, sorted within 50 steps. Padding is not counted as tokens.",
+        speed="grouped computes less padding than padded, the less the more texts a batch has; packed computes none",
+        memory="padded and grouped peak in their first step, which takes the longest texts",
+        same_as=Equivalent("train_sampling_strategy"),
+        equivalent_values=(),
+        changes_in_warm_process=True,
+        needs_new_process_for=("packed",),
+    ),
+    Knob(
         "workers",
         Whole(0, 256, (0, 1, 2, 4, 8, 16, 32)),
         default=0,
@@ -418,6 +433,9 @@ def trainer_fields(knobs: KnobValues) -> dict[str, object]:
             fields |= dict(LEVERS[entry.name][value].trainer_fields or ())
         elif entry.name == "precision":
             fields |= {name: value == name for name in ("bf16", "fp16", "tf32")}
+        elif entry.name == "samples":
+            # The Trainer does not pack: its data does.
+            fields |= {} if value == "packed" else {names[0]: "group_by_length" if value == "grouped" else "random"}
         elif len(names) != 1 or (entry.name == "prefetch" and not knobs.get("workers")):
             continue
         elif entry.name == "optimizer":

@@ -20,14 +20,14 @@ from trainfast_runner.records.home import config_directory
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.worker.shared.words import DATA_KINDS, DATA_SAMPLES, TRAINING_OBJECTIVES
+from trainfast_runner.worker.shared.words import DATA_KINDS, DATA_TEXTS, TRAINING_OBJECTIVES
 
 SCHEMA = 1
 PLAIN_PRESET = "tiny-llama"
 """The preset that trains on any machine, and the base of settings without one."""
 TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")
 MODEL_SOURCES = ("hub", "path", "family")
-DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "split")
+DATA_KEYS = ("kind", "objective", "texts", "paths", "tokenizer", "name", "split")
 VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 
 
@@ -265,7 +265,7 @@ def read_data_field(key: str, value: object) -> object:
         return paths
     if not isinstance(value, str):
         raise UserError(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
-    options = {"kind": DATA_KINDS, "objective": TRAINING_OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
+    options = {"kind": DATA_KINDS, "objective": TRAINING_OBJECTIVES, "texts": DATA_TEXTS}.get(key)
     if options and value not in options:
         message, similar = f"data.{key} {value!r} is not known", nearest(value, options)
         raise UserError(message, key=f"data.{key}", allowed=options, nearest=similar)

@@ -12,33 +12,51 @@ from enum import StrEnum
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, TRAINER_PRECISIONS
-from trainfast_runner.settings.script_preset import ScriptPreset, flag_words_text
+from trainfast_runner.settings.script_preset import TRAINER_OPTIMIZERS, ScriptPreset, flag_words_text
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
 
-FRAMEWORK_KNOBS = (
-    *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
+LEVERS_TAKEN = {
+    name: tuple(value.name for value in entry.values if value.trainer_fields is not None)
+    for name, entry in LEVERS.items()
+    if any(value.trainer_fields for value in entry.values[1:])
+}
+"""The values of each lever that TrainingArguments has fields for."""
+TRAINER_KNOBS = (
+    *("batch_size", "grad_accum", "precision", *LEVERS_TAKEN, "optimizer", "samples", "workers", "pin_memory"),
     *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
 )
+BY_ALLOCATOR = tuple(name for name, entry in LEVERS.items() if any(value.allocator_setting for value in entry.values))
+FRAMEWORK_KNOBS = (*TRAINER_KNOBS, *BY_ALLOCATOR)
 BY_LOADER = ("workers", "pin_memory")
 BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
-    "accelerate": ("precision", "grad_accum"),
-    "Lightning": ("precision", "grad_accum", "grad_clip"),
+    "HF Trainer": BY_ALLOCATOR,
+    "accelerate": ("precision", "grad_accum", "compile", *BY_ALLOCATOR),
+    "Lightning": ("precision", "grad_accum", "grad_clip", *BY_ALLOCATOR),
+    "torch": BY_ALLOCATOR,
 }
-"""The knobs that a framework takes by variables of the environment, which need no hook in the script."""
-LOADER_DEFAULTS = "DataLoader's defaults"
+"""The knobs that a framework, or torch below it, takes by variables of the environment: no hook has to set them."""
+ALLOCATOR, LOADER_DEFAULTS = " or ".join(ALLOCATOR_VARIABLES), "DataLoader's defaults"
 BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
-    "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
+    "HF Trainer": {"the fields of TrainingArguments": TRAINER_KNOBS, ALLOCATOR: BY_ALLOCATOR},
     "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER_DEFAULTS: BY_LOADER},
     "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER_DEFAULTS: BY_LOADER},
-    "torch": {LOADER_DEFAULTS: BY_LOADER},
+    "torch": {LOADER_DEFAULTS: BY_LOADER, ALLOCATOR: BY_ALLOCATOR},
 }
 """The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
-PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
-    "HF Trainer": TRAINER_PRECISIONS,
-    "accelerate": tuple(ACCELERATE_NAMES),
-    "Lightning": tuple(LIGHTNING_NAMES),
+VALUES_TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
+    "HF Trainer": {
+        "precision": TRAINER_PRECISIONS,
+        "optimizer": tuple(TRAINER_OPTIMIZERS),
+        "samples": ("padded", "grouped"),
+        **LEVERS_TAKEN,
+    },
+    "accelerate": {"precision": tuple(ACCELERATE_NAMES)},
+    "Lightning": {"precision": tuple(LIGHTNING_NAMES)},
 }
+"""The only values of these knobs that reach a script without a flag, by the framework."""
 LAUNCH_KNOBS = {
     "steps": "ends the script after so many steps; without it the script runs to completion",
     "timing_warmup": "first steps that enter no figure",
@@ -84,6 +102,21 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
     return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)
 
 
+def has_flag(name: str, value: KnobValue, preset: ScriptPreset) -> bool:
+    """True if the knob gets this value by a flag: not one without words that a field of its framework takes."""
+    words = preset.flag_words.get(name)
+    has_words = not isinstance(words, dict) or knob(name).text_of(value) in words
+    return words is not None and (has_words or value not in VALUES_TAKEN.get(preset.framework, {}).get(name, ()))
+
+
+def values_taken(name: str, preset: ScriptPreset) -> tuple[str, ...] | None:
+    """Return the values, as text, that reach the script; None if the knob has no others."""
+    words, by_field = preset.flag_words.get(name), VALUES_TAKEN.get(preset.framework, {}).get(name)
+    if isinstance(words, dict):
+        return (*words, *(by_field or ()))
+    return by_field if words is None else None
+
+
 def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list[str]]:
     """The knobs that reach a script though it has no flag for them, by the way that they take.
 
@@ -110,15 +143,15 @@ def unreachable_reason(name: str, framework: str, hooks_blocked: str | None) -> 
 
 
 def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) -> None:
-    """Refuse knobs without a flag that cannot reach a script, and precisions that its framework lacks.
+    """Refuse knobs without a flag that cannot reach a script, and values that its framework lacks.
 
     Raises UserError naming the first and how to map it.
     """
     for name, value in knobs.items():
         reason = unreachable_reason(name, framework, hooks_blocked)
-        taken = PRECISIONS_TAKEN.get(framework, ())
-        if reason is None and name == "precision" and taken and value not in (None, *taken):
-            reason = f"without a flag {framework} takes only precision {', '.join(taken)}, not {value}"
+        taken = VALUES_TAKEN.get(framework, {}).get(name, ())
+        if reason is None and taken and value not in (None, *taken):
+            reason = f"without a flag {framework} takes only {name} {', '.join(taken)}, not {value}"
         if reason is not None:
             message, advice = f"{name} cannot reach the script: {reason}", f"a flag for {name}"
             option = f"presets new NAME --map {name}=--FLAG -- COMMAND"

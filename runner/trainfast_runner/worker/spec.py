@@ -28,6 +28,7 @@ class Knobs:
     compile: str
     workers: int
     pin_memory: str
+    samples: str
     prefetch: int
     strategy: str
     tp_degree: int
@@ -68,8 +69,8 @@ class Data:
     tokenizer: str | None = None
     name: str | None = None
     split: str = "train"
-    samples: str = "packed"
-    """`packed` fills every sample to `seq_len`; `documents` and `lines` are as long as they are, up to `seq_len`."""
+    texts: str = "documents"
+    """`lines` makes each line of a document a text of its own."""
 
 
 @dataclass(frozen=True)

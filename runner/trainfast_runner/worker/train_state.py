@@ -74,7 +74,8 @@ class TrainState:
     """Strategy and engine that the knobs of `spec` name; the loader from `load` on, the model from `build` on."""
 
     model: torch.nn.Module
-    _tokens_per_sample: int
+    tokens_per_sample: int
+    """Tokens of a sample without padding: the mean if lengths vary."""
     _flops: SampleFlops | None
     _is_compiled: bool
     _compute_dtype: ComputeDtype
@@ -102,12 +103,12 @@ class TrainState:
         """Build the model, and wrap it with its optimizer."""
         objective = self._spec.data.objective
         # Only the tokens of the texts count as progress, without padding.
-        self._tokens_per_sample = round(mean_tokens(samples, self._config, self._spec))
+        self.tokens_per_sample = round(mean_tokens(samples, self._config, self._spec))
         # transformers notes dtype and attention in the configuration that it is given.
         self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
         # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
         share = recomputed_share(self.model)
-        self._flops = flops_per_sample(self.model, objective, self._tokens_per_sample, share)
+        self._flops = flops_per_sample(self.model, objective, self.tokens_per_sample, share)
         self.engine.prepare(self.model)
         # Weights are the same on every rank; dropout is not.
         torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)
@@ -128,7 +129,7 @@ class TrainState:
             samples=samples,
             tokens=self.batches.take_tokens
             if isinstance(self.batches, CountedBatches)
-            else samples * self._tokens_per_sample,
+            else samples * self.tokens_per_sample,
             timing_warmup=timing_warmup,
             compile_watch=CompileWatch() if self._is_compiled else None,
             last_scale=self.strategy.precision.initial_scale(),

@@ -237,7 +237,7 @@ class TrialRunner:
             recorder.write_actual = lambda: None
         state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
         recorder.flush()
-        return trial_fields(records)
+        return trial_fields(records, state.tokens_per_sample)
 
     def _same_setting(self) -> TrainState:
         """Return the last trial's setting once all ranks have read the order for more steps."""
@@ -280,12 +280,14 @@ class TrialRunner:
         )
 
 
-def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
+def trial_fields(records: list[dict[str, Any]], tokens_per_sample: int) -> dict[str, Any]:
     """Fields of a `trial` record from the records of its steps; warm-up steps and steps that compiled are untimed.
 
+    Where lengths vary, the time of a step is that of as many tokens as a mean step has: a few steps are no mean.
     Peaks are the highest of all steps that have one, and None without any.
     """
     timed = [record for record in records if not record["warmup"]]
+    tokens = records[-1]["samples"] * tokens_per_sample or 1
     broken = next((record for record in records if not math.isfinite(record["loss"])), None)
     peaks = {
         name: max((record[name] for record in records if record[name] is not None), default=None)
@@ -297,7 +299,7 @@ def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
         "loss_not_finite": broken is not None,
         "samples": records[-1]["samples"],
         "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
-        "step_ms": [record["step_ms"] for record in timed],
+        "step_ms": [record["step_ms"] * (tokens / (record["tokens"] or tokens)) for record in timed],
         "data_ms": [record["data_ms"] for record in timed],
         "optimizer_ms": [record["optimizer_ms"] for record in timed],
         "losses": [record["loss"] for record in timed],

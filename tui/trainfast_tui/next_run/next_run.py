@@ -15,7 +15,7 @@ from trainfast_runner.records.run_file import RecordedSpec, RunFile
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, Way, reach_of
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, Way, reach_of, values_taken
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, with_setting
 from trainfast_runner.units import CPU, asks_for_cpu
 from trainfast_tui.text.keys import SCRIPT_KEY
@@ -178,10 +178,10 @@ class NextRun:
         entry = KNOBS_BY_NAME[name]
         current = self.spec.knobs.get(name, entry.default)
         if self.script is not None:
-            place = self.script.flag_words.get(name)
+            taken = values_taken(name, self.script)
             ladder = [value for value in entry.values.ladder(current) if value == current or value not in skipped]
-            if isinstance(place, dict):
-                ladder = [value for value in ladder if entry.text_of(value) in place]
+            if taken is not None:
+                ladder = [value for value in ladder if entry.text_of(value) in taken]
             if not ladder or name not in self.spec.knobs:
                 value = current if current in ladder or not ladder else ladder[0]
                 return self.with_value(name, entry.text_of(value))

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-from .notes import follow, hook_modules, never_raises, note
+from .notes import follow, hook_modules, load_from_worker, never_raises, note
 from .script_run import ScriptRun, current_run
 from .step_hooks import leading_size
 
@@ -34,16 +34,8 @@ SANDBOX_FIELDS = {
     "auto_find_batch_size": False,
 }
 """Fields of TrainingArguments that keep a trial from leaving files; versions differ in their fields."""
-OPTIMIZER_BY_TRAINER_NAME = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw-fused",
-    "adamw_bnb_8bit": "adamw-8bit",
-    "adamw_8bit": "adamw-8bit",
-    "paged_adamw_8bit": "paged-adamw-8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-"""The knob's value by the Trainer's name of an optimizer."""
+TRAINER_SYNONYMS = {"adamw_8bit": "adamw_bnb_8bit"}
+"""Second names of the Trainer's optimizers."""
 PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
 """The knob's value by Lightning's name of a precision."""
 
@@ -88,11 +80,12 @@ def _set_trainer_fields(module: Any, run: ScriptRun) -> None:
         sandbox = {"output_dir": os.path.join(run.files.directory, SANDBOX_FOLDER), **SANDBOX_FIELDS}
 
     def set_fields(arguments: Any) -> None:
-        for name, value in {**asked, **sandbox}.items():
+        named = _catalog().named_fields(asked, functools.partial(hasattr, arguments))
+        for name, value in {**named, **sandbox}.items():
             given_value = getattr(arguments, name, None)
             if hasattr(arguments, name):
                 setattr(arguments, name, value)
-            elif name in asked:
+            elif name in named:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
             if name in sandbox and given_value and given_value != value:
                 run.suppressed[f"{name}={given_value}"] = None
@@ -110,7 +103,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
         asked_samples = 1
 
         @never_raises
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             run.count_steps_of(HF_TRAINER)
             run.planned_steps = getattr(state, "max_steps", None)
             # The loss of a step is logged after its end.
@@ -120,6 +113,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
             # Under DataParallel the batch is split among the GPUs.
             run.batch_shares = max(1, args.n_gpu)
             run.ran.update(knobs_of_arguments(args), batch_size=batch // run.batch_shares)
+            run.ran.update(_knobs_of_trainer(more["model"], more["train_dataloader"], more["optimizer"], run))
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
@@ -139,18 +133,41 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
     module.DEFAULT_CALLBACKS.append(TrainerSteps)
 
 
+def _knobs_of_trainer(model: Any, loader: Any, optimizer: Any, run: ScriptRun) -> dict[str, Any]:
+    """Values of the knobs where the Trainer's objects contradict its arguments, or alone show them."""
+    knobs, sampler = {}, loader
+    for name in ("batch_sampler", "batch_sampler", "sampler"):  # accelerate's shares of a rank have two
+        sampler = getattr(sampler, name, sampler)
+    # A data set without a length is never grouped. Nothing shows whether a script packs its texts.
+    if "LengthGrouped" in type(sampler).__name__:
+        knobs["samples"] = "grouped"
+    elif "train_sampling_strategy" in run.settings.trainer_fields:
+        knobs["samples"] = "padded"
+    entry = _catalog().OPTIMIZERS.get(run.ran.get("optimizer"))
+    live = type(getattr(optimizer, "optimizer", optimizer)).__name__
+    if optimizer is not None and entry is not None and live != entry.class_name:
+        # The script gave the Trainer an optimizer of its own.
+        knobs["optimizer"] = live
+    modules = list(model.modules())
+    is_checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in modules)
+    if is_checkpointed != (run.ran["checkpointing"] != "off"):
+        knobs["checkpointing"] = "full" if is_checkpointed else "off"
+    functions = (getattr(module.forward, "__func__", None) for module in modules)
+    if not any(getattr(function, "__module__", "").startswith("liger_kernel") for function in functions):
+        # Liger only logs that it does not know the model.
+        knobs |= {"kernels": "off", "loss": "full"}
+    return knobs
+
+
 def knobs_of_arguments(args: Any) -> dict[str, Any]:
     """Values of the knobs that TrainingArguments set; before its `__post_init__` a switch may be None."""
+    catalog = _catalog()
     optimizer = getattr(args.optim, "value", args.optim)
-    # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
-    compile_mode = (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
-    # transformers renamed the field.
-    is_checkpointed = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
+    by_trainer_name = {entry.trainer_name: name for name, entry in catalog.OPTIMIZERS.items()}
     precisions = {"bf16": args.bf16, "fp16": args.fp16, "tf32": getattr(args, "tf32", None)}
     return {
         "grad_accum": args.gradient_accumulation_steps,
         "precision": next((name for name, is_on in precisions.items() if is_on), "fp32"),
-        "checkpointing": "full" if is_checkpointed else "off",
         "workers": args.dataloader_num_workers,
         "pin_memory": "on" if args.dataloader_pin_memory else "off",
         "lr": args.learning_rate,
@@ -159,9 +176,14 @@ def knobs_of_arguments(args: Any) -> dict[str, Any]:
         "seed": args.seed,
         "prefetch": args.dataloader_prefetch_factor,
         "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        "compile": compile_mode if args.torch_compile else "off",
-        "optimizer": OPTIMIZER_BY_TRAINER_NAME.get(optimizer, optimizer),
+        "optimizer": by_trainer_name.get(TRAINER_SYNONYMS.get(optimizer, optimizer), optimizer),
+        **catalog.levers_of_fields(functools.partial(getattr, args)),
     }
+
+
+def _catalog() -> Any:
+    """The worker's catalog: what each value of a knob is called by TrainingArguments."""
+    return load_from_worker("catalog", "catalog", "__init__.py")
 
 
 def callbacks_of_lightning() -> list[Any]:

@@ -17,12 +17,24 @@ if TYPE_CHECKING:
     from trainfast_runner.worker.shared import process as process
 
     Hook = Callable[[Any], None]
-else:
-    # The worker is installed beside this package, and nothing of it is on the script's path.
-    _SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "worker", "shared", "process.py")
-    _spec = importlib.util.spec_from_file_location(f"{__package__}.process", _SHARED)
-    process = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(process)
+
+
+def load_from_worker(name: str, *path: str) -> Any:
+    """Load a file of the worker as a module of this package, once."""
+    full_name = f"{__package__}.{name}"
+    if full_name not in sys.modules:
+        # The worker is installed beside this package, and nothing of it is on the script's path.
+        file = os.path.join(os.path.dirname(__file__), "..", "..", "worker", *path)
+        spec = importlib.util.spec_from_file_location(full_name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full_name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full_name])
+    return sys.modules[full_name]
+
+
+if not TYPE_CHECKING:
+    process = load_from_worker("process", "shared", "process.py")
 
 RUN_VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""

@@ -274,12 +274,17 @@ class ScriptRun:
             ran.setdefault("workers", workers)
             ran.setdefault("pin_memory", "on" if is_pinned else "off")
         if uses_accelerate() and self.framework is None:
-            mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
-            ran["precision"] = {"no": "fp32"}.get(mixed, mixed)
+            state = sys.modules["accelerate.state"].AcceleratorState()
+            ran["precision"] = {"no": "fp32"}.get(state.mixed_precision, state.mixed_precision)
+            ran["compile"] = compiled_by(state.dynamo_plugin)
             accumulated = sys.modules["accelerate.state"].GradientState().num_steps
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.flagged:
                 ran["grad_accum"] = accumulated
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized() and "allocator" not in ran:
+            settings = torch.cuda.memory._snapshot()["allocator_settings"]
+            ran["allocator"] = "expandable" if settings["expandable_segments"] else "default"
         # A framework may not call the model's own forward: no hook sees the dtype then.
         if ran.get("precision") in HALF_DTYPE:
             self.actual["compute_dtype"] = HALF_DTYPE[ran["precision"]]
@@ -327,6 +332,14 @@ def current_run() -> ScriptRun | None:
         except (OSError, ValueError, KeyError):
             _runs[directory] = None
     return _runs[directory]
+
+
+def compiled_by(plugin: Any) -> str:
+    """The value of `compile` by accelerate's plugin; the name of a compiler other than torch's own."""
+    backend: str = getattr(plugin.backend, "value", plugin.backend).lower()
+    if backend == "inductor" and getattr(plugin, "use_regional_compilation", False):
+        return "blocks"
+    return {"no": "off", "inductor": (plugin.mode or "default").replace("-no-cudagraphs", "")}.get(backend, backend)
 
 
 def uses_accelerate() -> bool:

@@ -74,7 +74,7 @@ from trainfast_runner.settings.knobs import (
     settings_of,
 )
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
 from trainfast_runner.units import CPU, count_asked, mebibytes
 from trainfast_runner.worker.catalog import STRATEGIES
@@ -508,7 +508,8 @@ def plan_script_best(
         """Raise UserError for a value that cannot be passed to the script, or that nothing can confirm."""
         if spec.knobs["precision"] == "tf32" and "precision" not in preset.flag_words:
             raise UserError("nothing in a script shows that tf32 ran", key="precision")
-        preset.applied(list(preset.command), {name: spec.knobs[name] for name in named})
+        asked = {name: value for name in named if has_flag(name, value := spec.knobs[name], preset)}
+        preset.applied(list(preset.command), asked)
 
     # Knobs that the preset does not name have their defaults.
     spec = replace(plan.spec, knobs={**defaults(), **named, **ranks})

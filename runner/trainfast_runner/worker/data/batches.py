@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ def batches_of(
         steps=knobs.steps,
         seed=knobs.seed,
         lengths=lengths,
+        grouped=knobs.samples == "grouped",
     )
     loader: DataLoader[Batch | InvalidInput] = DataLoader(
         samples,
@@ -122,8 +124,7 @@ def _token_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None]) 
     if data.kind == "random":
         return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split)
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
-    is_lines = data.samples == "lines"
-    request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
+    request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, data.texts == "lines")
     return _corpus_samples(open_corpus(request, spec.cache_dir, on_make), spec, config, split)
 
 
@@ -132,7 +133,7 @@ def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderD
     data, knobs = spec.data, spec.knobs
     ids, seq_len = corpus_ids(corpus), knobs.seq_len
     pad_id = width = None
-    if data.samples == "packed":
+    if knobs.samples == "packed":
         pieces = packed_pieces(len(ids), seq_len)
         if not len(pieces.starts):
             raise InvalidInput(
@@ -178,6 +179,12 @@ def _model_tokenizer(model: dict[str, Any]) -> str | None:
     return None
 
 
+GROUPED_STEPS = 50
+"""Steps whose samples are sorted by their lengths together: the window of transformers' `group_by_length`."""
+FEWEST_WINDOWS = 4
+"""Windows of an epoch at least, as there: fewer samples have narrower ones."""
+
+
 @dataclass(eq=False)
 class GlobalOrder(Sampler[list[int]]):
     """The micro-batches of one data-parallel rank; step t's global batch is the same for any data-parallel degree.
@@ -188,7 +195,8 @@ class GlobalOrder(Sampler[list[int]]):
     to epoch.
 
     With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
-    micro-batch, so that the run's peak memory comes in its first step.
+    micro-batch, so that the run's peak memory comes in its first step. `grouped` sorts each window of the stream by
+    length, and takes its global batches in a random order: any few steps are a fair sample of all lengths.
     """
 
     samples: int
@@ -199,26 +207,36 @@ class GlobalOrder(Sampler[list[int]]):
     steps: int
     seed: int
     lengths: NDArray[np.int64] | None = None
+    grouped: bool = False
 
     def __len__(self) -> int:
         return self.steps * self.grad_accum
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, order = -1, np.empty(0, dtype=np.int64)
         slices = self.grad_accum * self.dp_degree
-        longest: list[int] = []
-        if self.lengths is not None:
-            # The longest first; repeated if there are fewer samples.
-            longest = np.resize(np.argsort(-self.lengths, kind="stable"), slices * self.batch_size).tolist()
-        for micro in range(len(self)):
-            if longest and micro < self.grad_accum:
-                yield longest[micro * self.dp_degree + self.dp_rank :: slices]
-                continue
-            start = (micro * self.dp_degree + self.dp_rank) * self.batch_size
-            numbers: list[int] = []
-            for position in range(start, start + self.batch_size):
-                if position // self.samples != epoch:
-                    epoch = position // self.samples
-                    order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-                numbers.append(epoch * self.samples + int(order[position % self.samples]))
-            yield numbers
+        for step, numbers in zip(range(self.steps), self._global_batches(), strict=False):
+            parts = numbers.reshape(slices, self.batch_size)
+            if step == 0 and self.lengths is not None:
+                # The longest first; repeated if there are fewer samples.
+                longest = np.resize(np.argsort(-self.lengths, kind="stable"), len(numbers))
+                parts = longest.reshape(self.batch_size, slices).T
+            for micro in range(self.grad_accum):
+                yield parts[micro * self.dp_degree + self.dp_rank].tolist()
+
+    def _global_batches(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of each step's samples, without end."""
+        size, window = self.batch_size * self.grad_accum * self.dp_degree, 1
+        if self.grouped:
+            window = max(1, min(GROUPED_STEPS, self.samples // (FEWEST_WINDOWS * size)))
+        epoch, order = -1, np.empty(0, dtype=np.int64)
+        for begin in itertools.count(step=window * size):
+            numbers = np.arange(begin, begin + window * size)
+            places, epochs = numbers % self.samples, numbers // self.samples
+            for now in range(epochs[0], epochs[-1] + 1):
+                if now != epoch:
+                    epoch, order = now, np.random.default_rng((self.seed, now)).permutation(self.samples)
+                numbers[epochs == now] = now * self.samples + order[places[epochs == now]]
+            if self.grouped and self.lengths is not None:
+                numbers = numbers[np.argsort(-self.lengths[numbers % self.samples], kind="stable")]
+            batches = numbers.reshape(window, size)
+            yield from np.random.default_rng((self.seed, begin, window)).permutation(batches) if window > 1 else batches
