@@ -22,7 +22,7 @@ from .levers import actual_fields as lever_fields
 from .levers.checkpointing import recomputed_share
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
+from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_adapters, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
 from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
@@ -78,7 +78,9 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
+        # Libraries are imported before memory is counted.
+        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])
+        check_adapters(config, spec.data.objective, spec.knobs)
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -158,6 +160,7 @@ class TrainState:
             compiled=isinstance(module, OptimizedModule),
             model_type=config.model_type,
             parameters=sum(whole_size(parameter) for parameter in model.parameters()),
+            trainable_parameters=sum(whole_size(p) for p in model.parameters() if p.requires_grad),
             model_flops_per_sample=flops.model if flops else None,
             recomputed_flops_per_sample=flops.recomputed if flops else None,
             notebook_flops_per_sample=flops.notebook if flops else None,
