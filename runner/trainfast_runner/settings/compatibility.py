@@ -258,9 +258,8 @@ def _levers_and_programs(facts: Facts) -> Refusals:
     """Levers that a strategy or an engine does not have."""
     for entry, value in facts.levers:
         asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
-        nearest = catalog.nearest_strategy(facts.strategy, lambda other, having=value.strategies: other.name in having)  # type: ignore[misc]
         for knob, ran, having, closest in (
-            ("strategy", facts.strategy.name, value.strategies, nearest),
+            ("strategy", facts.strategy.name, value.strategies, _closest(facts.strategy, value.strategies)),
             ("engine", facts.engine.name, value.engines, facts.engine.fallback),
         ):
             if having and ran not in having:
@@ -273,6 +272,11 @@ def _levers_and_programs(facts: Facts) -> Refusals:
         sentence = f"method={method} with precision=bf16-pure has fp32 adapters beside bf16 weights, and"
         needs = f"strategy={facts.strategy.name} shards weights of one format"
         yield refusal("precision", f"{sentence} {needs}", "precision=bf16, or strategy=ddp")
+
+
+def _closest(strategy: catalog.StrategyEntry, names: Iterable[str]) -> str:
+    """Name of the nearest strategy among `names`."""
+    return catalog.nearest_strategy(strategy, lambda other: other.name in names)
 
 
 def _levers_of_the_model(facts: Facts) -> Refusals:

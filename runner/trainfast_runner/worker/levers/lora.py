@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,9 +77,12 @@ def put_adapters(model: Any, knobs: Knobs) -> None:
 
 
 def actual(model: nn.Module) -> dict[str, Any]:
-    """Return `method`, read from the layers of the live model."""
-    method = "full" if next(adapted_layers(model), None) is None else "qlora" if quantized_tensors(model) else "lora"
-    return {"method": method}
+    """Return `method` and `adapted_layers`, read from the layers of the live model."""
+    names = [name for name, _ in adapted_layers(model)]
+    method = "full" if not names else "qlora" if quantized_tensors(model) else "lora"
+    # Without the number of the block, and what is before it.
+    layers = dict.fromkeys(re.split(r"(?:^|.*\.)\d+\.", name)[-1] for name in names)
+    return {"method": method, "adapted_layers": list(layers) or None}
 
 
 def targeted(model: nn.Module, targets: str) -> list[str]:
