@@ -103,7 +103,10 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         is_zero = strategy is not None and strategy.is_zero
         param_dtype = formats.compute_dtype if is_zero else formats.param_dtype
         yield f"precision={formats.name} (param_dtype)", param_dtype, ran.param_dtype
-        yield f"precision={formats.name} (compute_dtype)", formats.compute_dtype, ran.compute_dtype
+        # Matrices of four bits become half ones.
+        is_half = knobs.get("method") == "qlora" and not formats.computes_in_half
+        compute_dtype = "bfloat16" if is_half else formats.compute_dtype
+        yield f"precision={formats.name} (compute_dtype)", compute_dtype, ran.compute_dtype
     if optimizer is not None:
         # DeepSpeed has an AdamW of its own for offloaded states.
         is_own = strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam"

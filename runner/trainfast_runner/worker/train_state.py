@@ -36,7 +36,7 @@ NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipelin
 
 
 class ComputeDtype:
-    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
+    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook; of four bits their own.
 
     A hook inside a compiled module would be compiled into it: there the dtype is the logits'.
     """
@@ -46,9 +46,10 @@ class ComputeDtype:
         layer = model if compiled else next((m for m in model.modules() if _is_matrix_product(m)), None)
         self._hook = None if layer is None else layer.register_forward_hook(self._see)
 
-    def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output if isinstance(output, torch.Tensor) else logits_of(output)
-        self.name = dtype_name(tensor.dtype)
+        # bitsandbytes casts the product of a layer of four bits back to its input's dtype.
+        self.name = dtype_name(getattr(module, "compute_dtype", tensor.dtype))
         if self._hook is not None:
             self._hook.remove()
 
