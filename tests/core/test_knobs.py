@@ -140,7 +140,12 @@ def test_a_knob_tells_which_values_train_the_same():
     assert KNOBS_BY_NAME["batch_size"].keeps_training(1, 64)
     assert not KNOBS_BY_NAME["seq_len"].keeps_training(64, 128)
     differing = {entry.name for entry in KNOBS if not entry.equivalent_values}
-    assert differing == {"seq_len", "steps", *ADAPTER_KNOBS, *(entry.name for entry in KNOBS if entry.group == "optimization")}
+    assert differing == {
+        "seq_len",
+        "steps",
+        *ADAPTER_KNOBS,
+        *(entry.name for entry in KNOBS if entry.group == "optimization"),
+    }
     assert "fp32, tf32, fp16, bf16 train alike" in precision.training
 
 
