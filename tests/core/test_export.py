@@ -40,12 +40,8 @@ def test_the_trainer_export_names_the_processes_it_needs(tmp_path):
 def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     with pytest.raises(UserError, match="ended before its model had adapters"):
         exported("training-args", tmp_path, ranks=1, method="lora")
-    actual = {
-        "kind": "actual",
-        "t_ns": 1,
-        "method": "qlora",
-        "adapted_layers": ["self_attn.q_proj", "self_attn.o_proj"],
-    }
+    layers = ["self_attn.q_proj", "self_attn.o_proj"]
+    actual = {"kind": "actual", "t_ns": 1, "method": "qlora", "adapted_layers": layers}
     (tmp_path / "worker.jsonl").write_text(json.dumps(actual) + "\n")
     text = exported("training-args", tmp_path, ranks=1, device="cpu", method="qlora", lora_rank=8).text
     (tmp_path / "exported.py").write_text(text)
