@@ -108,6 +108,13 @@ def refusal(*asked, **more):
         ("engine=accelerate precision=fp16", CPU, {}, "precision", "silently trains in fp32"),
         ("engine=trainer compile=default", CPU, {}, "compile", "compile=default with engine=native"),
         ("compile=default strategy=fsdp devices=2", CPU, {}, "compile", "compile=default with strategy=ddp"),
+        # Adapters.
+        ("lora_rank=4", CPU, {}, "lora_rank", "does nothing with method=full; it belongs to method lora or qlora"),
+        ("method=lora strategy=zero2 devices=2", CPU, {}, "method", "try method=full, or strategy=fsdp"),
+        ("method=qlora strategy=fsdp devices=2", CPU, {}, "method", "single, ddp, not with strategy=fsdp"),
+        ("method=lora strategy=tp", CPU, LLAMA, "method", "not with strategy=tp; try method=full, or strategy=fsdp"),
+        ("method=qlora compile=default", CPU, {}, "compile", "try compile=off, or method=full"),
+        ("method=lora strategy=fsdp precision=bf16-pure", CPU, {}, "precision", "try precision=bf16, or strategy=ddp"),
         # Pipelines.
         ("strategy=pp devices=4", CPU, STAGED, "devices", "pp_degree=2 runs on 2 devices, not on devices=4; try"),
         ("strategy=ddp+pp devices=3", CPU, STAGED, "devices", "a multiple of 2 devices, at least 4"),
@@ -151,10 +158,16 @@ def test_what_cannot_work_is_refused(settings, where, config, key, expected):
 
 @pytest.mark.parametrize(
     ("settings", "package"),
-    [("optimizer=adamw-8bit", "bitsandbytes"), ("engine=trainer", "accelerate"), ("strategy=zero1", "deepspeed")],
+    [
+        ("optimizer=adamw-8bit", "bitsandbytes"),
+        ("engine=trainer", "accelerate"),
+        ("strategy=zero1", "deepspeed"),
+        ("method=qlora", "peft bitsandbytes"),
+    ],
 )
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settings, package):
-    assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions={package: None}).line()
+    missing = dict.fromkeys(package.split())
+    assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions=missing).line()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,12 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None
     """The reason that an optimizer class runs which the strategy does not prefer; None for the preferred one."""
+    method: str | None = None
+    """`full`, `lora` or `qlora`; a script's adapters count too."""
     parameters: int | None = None
+    trainable_parameters: int | None = None
+    adapted_layers: list[str] | None = None
+    """Names of the layers with adapters, each once for all blocks, as peft's `target_modules` takes them."""
     # As the model's configuration has them: some families keep a list here.
     layers: Any = None
     hidden_size: Any = None

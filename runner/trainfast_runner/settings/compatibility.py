@@ -200,8 +200,9 @@ def _ranks(facts: Facts) -> Refusals:
     for name in facts.spec.overrides:
         knob = KNOBS_BY_NAME.get(name)
         if knob is not None and not knob.applies(facts.knobs):
-            belongs = f"it belongs to strategy {' or '.join(knob.only_with)}"
-            yield refusal(name, f"{name} does nothing with strategy={strategy.name}; {belongs}", f"leaving {name} out")
+            belongs = f"it belongs to {knob.obeyed_by} {' or '.join(knob.only_with)}"
+            does_nothing = f"{name} does nothing with {knob.obeyed_by}={facts.knobs[knob.obeyed_by]}"
+            yield refusal(name, f"{does_nothing}; {belongs}", f"leaving {name} out")
     if isinstance(limit, str):
         figures, ranks = len(parse_bytes_per_rank(limit)), facts.rank_count
         if figures not in (1, ranks):
@@ -263,13 +264,25 @@ def _levers_and_programs(facts: Facts) -> Refusals:
     """Levers that a strategy or an engine does not have."""
     for entry, value in facts.levers:
         asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
-        for knob, ran, having in (
-            ("strategy", facts.strategy.name, value.strategies),
-            ("engine", facts.engine.name, value.engines),
+        for knob, ran, having, closest in (
+            ("strategy", facts.strategy.name, value.strategies, _closest(facts.strategy, value.strategies)),
+            ("engine", facts.engine.name, value.engines, facts.engine.fallback),
         ):
             if having and ran not in having:
                 sentence = f"{asked} works with {knob} {', '.join(having)}, not with {knob}={ran}"
-                yield refusal(entry.name, sentence, f"{plain}, or {knob}={having[0]}")
+                yield refusal(entry.name, sentence, f"{plain}, or {knob}={closest}")
+        if (mode := facts.knobs["compile"]) != "off" and not value.compiles:
+            yield refusal("compile", f"{asked} does not work with compile={mode}", f"compile=off, or {plain}")
+    precision, method = facts.knobs["precision"], facts.knobs["method"]
+    if method in catalog.WITH_ADAPTERS and facts.strategy.shards and precision == "bf16-pure":
+        sentence = f"method={method} with precision=bf16-pure has fp32 adapters beside bf16 weights, and"
+        needs = f"strategy={facts.strategy.name} shards weights of one format"
+        yield refusal("precision", f"{sentence} {needs}", "precision=bf16, or strategy=ddp")
+
+
+def _closest(strategy: catalog.StrategyEntry, names: Iterable[str]) -> str:
+    """Name of the nearest strategy among `names`."""
+    return catalog.nearest_strategy(strategy, lambda other: other.name in names)
 
 
 def _levers_of_the_model(facts: Facts) -> Refusals:
@@ -284,8 +297,8 @@ def _levers_of_the_model(facts: Facts) -> Refusals:
         if families and isinstance(family, str) and family not in families:
             yield refusal(entry.name, f"{asked} can do {', '.join(families)}, and the model is {family}", plain)
         install = f"install with: {facts.python} -m pip install"
-        if value.package is not None and not facts.versions.get(value.package):
-            needs = f"{asked} needs {value.package}; {install} {value.install or value.package}"
+        if missing := [name for name in (value.package or "").split() if not facts.versions.get(name)]:
+            needs = f"{asked} needs {' and '.join(missing)}; {install} {value.install or ' '.join(missing)}"
             yield refusal(entry.name, needs, plain)
         for package, first in value.versions:
             version = facts.versions.get(package)

@@ -24,7 +24,7 @@ from .levers.checkpointing import recomputed_share
 from .levers.compilation import compiled_blocks
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
+from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_adapters, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
 from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
@@ -38,7 +38,7 @@ NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipelin
 
 
 class ComputeDtype:
-    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
+    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook; of four bits their own.
 
     A hook inside a compiled module would be compiled into it: there the dtype is the logits', and unknown where the
     model returns its loss.
@@ -49,9 +49,11 @@ class ComputeDtype:
         layer = model if compiled else next((m for m in model.modules() if _is_matrix_product(m)), None)
         self._hook = None if layer is None else layer.register_forward_hook(self._see)
 
-    def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output if isinstance(output, torch.Tensor) else logits_of(output)
-        self.name = dtype_name(tensor.dtype) if tensor.dim() else None
+        # bitsandbytes casts the product of a layer of four bits back to its input's dtype.
+        dtype = getattr(module, "compute_dtype", tensor.dtype)
+        self.name = dtype_name(dtype) if tensor.dim() else None
         if self._hook is not None:
             self._hook.remove()
 
@@ -82,7 +84,9 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
+        # Libraries are imported before memory is counted.
+        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])
+        check_adapters(config, spec.data.objective, spec.knobs)
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -163,6 +167,7 @@ class TrainState:
             compiled=self._is_compiled,
             model_type=config.model_type,
             parameters=sum(whole_size(parameter) for parameter in model.parameters()),
+            trainable_parameters=sum(whole_size(p) for p in model.parameters() if p.requires_grad),
             model_flops_per_sample=flops.model if flops else None,
             recomputed_flops_per_sample=flops.recomputed if flops else None,
             notebook_flops_per_sample=flops.notebook if flops else None,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .levers import ADAPTER_KNOBS as ADAPTER_KNOBS
 from .levers import ALLOCATOR_VARIABLES as ALLOCATOR_VARIABLES
 from .levers import LEVERS as LEVERS
+from .levers import WITH_ADAPTERS as WITH_ADAPTERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue
 from .levers import lever_packages

@@ -111,6 +111,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "bitsandbytes" and not func._schema.returns:
             self._count_eight_bit_step(args)
             return None  # the operation has no fake kernel
+        if func.namespace == "bitsandbytes" and func._schema.name.endswith("::gemm_4bit"):
+            from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl  # late: only quantized layers call it
+
+            with self:  # its parts, of which the weight in half precision is the largest temporary
+                return _gemm_4bit_default_impl(*args, **(kwargs or {}))
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             # torch's fake kernel takes bfloat16 only; the CPU computes any dtype.
             halves = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in args[:2]]

@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_flatten
 
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
+from ..levers import lora
 from ..levers.checkpointing import checkpoint
 from ..loop import forward_backward
 from ..model.build import attention_of, attention_reason, build_model
 from ..model.model_config import check_seq_len, image_shape, resolve_config, tokens_per_sample, vocab_size
 from ..model.optimizer import HALF_DTYPE, Objective, build_optimizer
-from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
+from ..shared.words import FROZEN, GRADS, OPTIMIZER, PARAMS, QUANTIZED, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import Cut, cut, divide
@@ -81,7 +82,7 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
             "library_bytes": library_bytes(request.device),
             "attention": _attention(model, knobs),
             "unused": _whole_model_names(
-                stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]
+                stacks, [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
             ),
         }
 
@@ -179,6 +180,15 @@ def _replace_with_empty(model: nn.Module, device: torch.device) -> None:
                     replacements[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
                 setattr(module, name, replacements[id(tensor)])
+    for module in filter(lora.awaits_quantization, model.modules()):
+        lora.quantize(module, fake=True)
+
+
+def _count_weights(model: nn.Module, live_bytes: LiveBytes) -> None:
+    """Count parameters, those that are trained and those that are not, and buffers."""
+    live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    live_bytes.count_all([parameter for parameter in model.parameters() if not parameter.requires_grad], FROZEN)
+    live_bytes.count_all(lora.quantized_tensors(model), QUANTIZED)
 
 
 def _forward_backward(
@@ -188,7 +198,7 @@ def _forward_backward(
     model: Any = traced_training.strategy.module
     model.zero_grad(set_to_none=True)
     live_bytes = LiveBytes(traced_training.strategy.device.type)
-    live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    _count_weights(model, live_bytes)
     for number, stack in enumerate(stacks):
         if stack.repeats > 1:
             live_bytes.repeats[f"{number}:1"] = stack.repeats
@@ -200,6 +210,7 @@ def _forward_backward(
     hooks += [
         parameter.register_post_accumulate_grad_hook(lambda owner: live_bytes.set_category(owner.grad, GRADS))
         for parameter in model.parameters()
+        if parameter.requires_grad
     ]
     batches = islice(_batches(traced_training, batch_size, live_bytes), traced_training.strategy.knobs.grad_accum)
     try:
@@ -250,7 +261,7 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
         if is_cuda:
             keep_pages_aside(optimizer)
     live_bytes = LiveBytes(strategy.device.type)
-    live_bytes.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
+    _count_weights(strategy.module, live_bytes)
     watch = StepWatch(live_bytes)
     choose_foreach(optimizer, strategy.device.type)
     with live_bytes:
