@@ -363,7 +363,7 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
     """
     formats, entry = PRECISIONS[precision], OPTIMIZERS[optimizer]
     width = formats.weight_bytes
-    states = entry.state_tensors * (1 if entry.eight_bit else width)
+    states = round(entry.state_tensors * (entry.state_bytes or width))
     return 2 * width + states + (formats.compute_bytes if formats.is_mixed else 0)
 
 

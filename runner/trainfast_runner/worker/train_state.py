@@ -14,16 +14,24 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from .catalog import OPTIMIZERS
+from .catalog import OPTIMIZERS, STRATEGIES, WHOLE
 from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
+from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_header, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
-from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
+from .model.optimizer import (
+    Objective,
+    class_name,
+    dtype_name,
+    implementation,
+    load_programs,
+    logits_of,
+    optimizer_class,
+)
 from .records.record_file import WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec
@@ -76,7 +84,8 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
+        self._optimizer = OPTIMIZERS[spec.knobs.optimizer]
+        optimizer_class(self._optimizer)  # imports its library before memory is counted
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -84,6 +93,21 @@ class TrainState:
         self.batches: Iterator[Batch] = iter(())
         self._spec = replace(spec, knobs=self.knobs)
         self._config = config
+
+    def start(self) -> None:
+        """Join the other ranks, and load what the optimizer's step leaves in memory: none is counted yet."""
+        self.strategy.start()
+        entry, knobs, device = self._optimizer, self.knobs, self.strategy.device
+        if entry.compiles:
+            check_header("optimizer", entry.name, entry.fallback)
+        if device.type == "cpu" and (entry.compiles or entry.splits_matrices):
+            self.strategy.enter_phase("compile", f"the step of {entry.name}, once for each shape of a parameter")
+            model: nn.Module = nn.Linear(64, 64, device="meta")
+            # The shapes of slices are known only once the strategy has cut them.
+            if STRATEGIES[knobs.strategy].parameter_form == WHOLE:
+                config = copy.deepcopy(self._config)
+                model = build_model(config, self._spec.data.objective, knobs, torch.device("meta"))
+            load_programs(model, knobs)
 
     def load(self, samples: Samples, steps: int) -> None:
         """Start the loader for `steps` steps; no memory of its processes is measured."""
@@ -124,7 +148,7 @@ class TrainState:
             if isinstance(self.batches, CountedBatches)
             else samples * self._tokens_per_sample,
             timing_warmup=timing_warmup,
-            compile_watch=CompileWatch() if self._is_compiled else None,
+            compile_watch=CompileWatch() if self._is_compiled or self._optimizer.compiles else None,
             last_scale=self.strategy.precision.initial_scale(),
             write_actual=partial(self.write_actual, log),
         )

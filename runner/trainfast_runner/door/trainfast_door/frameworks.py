@@ -39,6 +39,8 @@ OPTIMIZER_BY_TRAINER_NAME = {
     "adamw_torch_fused": "adamw-fused",
     "adamw_bnb_8bit": "adamw-8bit",
     "adamw_8bit": "adamw-8bit",
+    "adamw_torch_4bit": "adamw-4bit",
+    "adamw_torch_8bit": "adamw-8bit-ao",
     "paged_adamw_8bit": "paged-adamw-8bit",
     "adafactor": "adafactor",
     "sgd": "sgd",
