@@ -110,7 +110,7 @@ def refusal(*asked, **more):
         ("optimizer=adamw-offload grad_clip=1", TWO, {}, "optimizer", "before they are clipped; try optimizer=adamw-f"),
         ("optimizer=adamw-offload precision=fp16", TWO, {}, "optimizer", "or precision=bf16"),
         ("optimizer=adamw-offload engine=trainer", TWO, {}, "optimizer", "or engine=native"),
-        ("optimizer=muon strategy=fsdp devices=2", CPU, {}, "optimizer", "makes whole matrices orthogonal"),
+        ("optimizer=muon strategy=fsdp devices=2", CPU, {}, "optimizer", "needs whole matrices"),
         # Engines and compiling.
         ("engine=accelerate precision=fp16", CPU, {}, "precision", "silently trains in fp32"),
         ("engine=trainer compile=default", CPU, {}, "compile", "compile=default with engine=native"),

@@ -288,15 +288,14 @@ def _installed(facts: Facts) -> Refusals:
         )
         yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
     mode = facts.knobs["compile"]
-    compiling = ["compile"] if mode != "off" else ["optimizer"] if optimizer.compiles else []
+    knob, instead = ("compile", "off") if mode != "off" else ("optimizer", optimizer.fallback)
+    compiles = mode != "off" or optimizer.compiles
     variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
     chosen = os.environ.get(variable)
-    path = search_path(facts.python) if compiling else ""
-    for knob in compiling:
-        if not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
-            missing = f"PATH has no {chosen or ' or '.join(names)}; install with: apt-get install {package}"
-            instead = {"compile": "off", "optimizer": optimizer.fallback}[knob]
-            yield refusal(knob, f"{knob}={facts.knobs[knob]} needs a compiler, and {missing}", f"{knob}={instead}")
+    path = search_path(facts.python) if compiles else ""
+    if compiles and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
+        missing = f"PATH has no {chosen or ' or '.join(names)}; install with: apt-get install {package}"
+        yield refusal(knob, f"{knob}={facts.knobs[knob]} needs a compiler, and {missing}", f"{knob}={instead}")
 
 
 def _numbers(version: str) -> list[int]:

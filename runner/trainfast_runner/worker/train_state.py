@@ -23,15 +23,7 @@ from .memory.memory_meter import MemoryMeter
 from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_header, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
-from .model.optimizer import (
-    Objective,
-    class_name,
-    dtype_name,
-    implementation,
-    load_programs,
-    logits_of,
-    optimizer_class,
-)
+from .model.optimizer import Objective, class_name, dtype_name, implementation, load_optimizer, logits_of
 from .records.record_file import WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec
@@ -85,7 +77,6 @@ class TrainState:
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
         self._optimizer = OPTIMIZERS[spec.knobs.optimizer]
-        optimizer_class(self._optimizer)  # imports its library before memory is counted
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -95,19 +86,20 @@ class TrainState:
         self._config = config
 
     def start(self) -> None:
-        """Join the other ranks, and load what the optimizer's step leaves in memory: none is counted yet."""
+        """Join the other ranks, and load what the optimizer's step keeps in memory: none is counted yet."""
         self.strategy.start()
-        entry, knobs, device = self._optimizer, self.knobs, self.strategy.device
-        if entry.compiles:
-            check_header("optimizer", entry.name, entry.fallback)
-        if device.type == "cpu" and (entry.compiles or entry.splits_matrices):
-            self.strategy.enter_phase("compile", f"the step of {entry.name}, once for each shape of a parameter")
-            model: nn.Module = nn.Linear(64, 64, device="meta")
-            # The shapes of slices are known only once the strategy has cut them.
-            if STRATEGIES[knobs.strategy].parameter_form == WHOLE:
-                config = copy.deepcopy(self._config)
-                model = build_model(config, self._spec.data.objective, knobs, torch.device("meta"))
-            load_programs(model, knobs)
+        config, objective = copy.deepcopy(self._config), self._spec.data.objective
+        if self._optimizer.compiles:
+            check_header("optimizer", self._optimizer.name, self._optimizer.fallback)
+            self.strategy.enter_phase("compile", f"the step of {self._optimizer.name}, once for each shape")
+        # The shapes of slices are known only once the strategy has cut them.
+        is_whole = STRATEGIES[self.knobs.strategy].parameter_form == WHOLE
+        meta = torch.device("meta")
+        load_optimizer(
+            self.knobs,
+            self.strategy.device,
+            lambda: build_model(config, objective, self.knobs, meta) if is_whole else nn.Linear(64, 64, device=meta),
+        )
 
     def load(self, samples: Samples, steps: int) -> None:
         """Start the loader for `steps` steps; no memory of its processes is measured."""

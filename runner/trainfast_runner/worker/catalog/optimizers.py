@@ -113,10 +113,8 @@ _LOW_BIT = OptimizerEntry(
     fallback="adamw-8bit",
     trainer_name="adamw_torch_8bit",
 )
-_NEEDS_MATRICES_REASON = "factors whole matrices"
-"""The reason that Adafactor cannot work with flat slices."""
-_ORTHOGONALIZES_REASON = "makes whole matrices orthogonal"
-"""The reason that Muon cannot work with slices."""
+_WHOLE_MATRICES = tuple((form, "needs whole matrices") for form in (SLICES, FLAT, SWAPPED, HOST))
+"""The forms that an optimizer of matrices refuses."""
 _OPTIMIZERS = (
     _ADAMW,
     replace(
@@ -201,12 +199,7 @@ _OPTIMIZERS = (
         speed="15 matrix products more for each matrix and step: felt with small batches, slow on a CPU",
         memory="4 bytes of states a parameter of the layers",
         state_tensors=1,
-        refuses=(
-            (SLICES, _ORTHOGONALIZES_REASON),
-            (FLAT, _ORTHOGONALIZES_REASON),
-            (SWAPPED, _ORTHOGONALIZES_REASON),
-            (HOST, _ORTHOGONALIZES_REASON),
-        ),
+        refuses=_WHOLE_MATRICES,
         package="torch",
         min_version="2.9",
         splits_matrices=True,
@@ -221,12 +214,7 @@ _OPTIMIZERS = (
         speed="the slowest",
         memory="about no states",
         state_tensors=0,
-        refuses=(
-            (SLICES, "reads whole matrices"),
-            (FLAT, _NEEDS_MATRICES_REASON),
-            (SWAPPED, _NEEDS_MATRICES_REASON),
-            (HOST, _NEEDS_MATRICES_REASON),
-        ),
+        refuses=_WHOLE_MATRICES,
         trainer_name="adafactor",
     ),
     OptimizerEntry(

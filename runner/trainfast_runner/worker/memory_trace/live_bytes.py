@@ -203,15 +203,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)
         self._add_temporary(copies * SINGLE_BYTES * gradient.numel())
 
-    def count_compiled_step(self, parameter: Tensor, state: list[Tensor]) -> None:
-        """Count the buffers of torchao's compiled step of one parameter; only quantized states have any, on a CPU.
+    def count_compiled_step(self, parameter: Tensor, _gradient: Tensor, _step: Tensor, moment: Any, *_: Any) -> None:
+        """Count the buffers of torchao's compiled step of one parameter; only quantized moments have any, on a CPU.
 
-        On an A100 the step of 7B took no bytes that fused AdamW's does not (torchao/optim/README.md: the peaks differ
-        by the states alone).
+        On an A100 the step of 7B took no bytes beyond fused AdamW's (torchao/optim/README.md: peaks differ by states).
         """
-        if len(state) > 1 and self.device_type == "cpu":
-            packed = parameter.numel() // state[0].numel()
-            self._add_temporary(COMPILED_STEP_BYTES[packed] * parameter.numel())
+        codes: Tensor | None = getattr(moment, "codes", None)
+        if codes is not None and self.device_type == "cpu":
+            self._add_temporary(COMPILED_STEP_BYTES[parameter.numel() // codes.numel()] * parameter.numel())
 
     def _add_temporary(self, size: int) -> None:
         """Add a moment with so many bytes more, which the dispatch cannot see."""

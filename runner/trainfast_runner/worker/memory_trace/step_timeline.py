@@ -260,7 +260,8 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
                 parameter.grad = torch.empty_like(parameter)
                 live_bytes.set_category(parameter.grad, GRADS)
             states = tree_flatten(list(optimizer.state.values()))[0]
-            live_bytes.count_all([part for state in states for part in plain_tensors(state)], OPTIMIZER)
+            parts = [part for state in states for part in plain_tensors(state)]
+            live_bytes.count_all([part for part in parts if isinstance(part, Tensor)], OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
         live_bytes.end()
@@ -279,24 +280,17 @@ def optimizer_on_device(model: nn.Module, knobs: Knobs) -> Any:
     return build_optimizer(kept, replace(knobs, optimizer="adamw-fused"))
 
 
-def plain_tensors(state: Any) -> list[Tensor]:
+def plain_tensors(state: Any) -> list[Any]:
     """The tensors that a state is made of: itself, or the codes, scales and map of a quantized one."""
-    if not isinstance(state, Tensor):
-        return []
     if not is_traceable_wrapper_subclass(state):
         return [state]
-    names, _ = state.__tensor_flatten__()
-    return [getattr(state, name) for name in names]
+    return [getattr(state, name) for name in state.__tensor_flatten__()[0]]
 
 
 @contextmanager
 def counted_compiled_steps(live_bytes: LiveBytes) -> Iterator[None]:
-    """Count the memory of torchao's compiled step of a parameter, which cannot be compiled for fake tensors."""
-
-    def count(parameter: Tensor, _gradient: Tensor, _step: Tensor, exp_avg: Tensor, *_: Any) -> None:
-        live_bytes.count_compiled_step(parameter, plain_tensors(exp_avg))
-
-    real, torch.compile = torch.compile, lambda _function, **_: count  # type: ignore[assignment]
+    """Count torchao's compiled step of a parameter, which cannot be compiled for fake tensors."""
+    real, torch.compile = torch.compile, lambda *_, **__: live_bytes.count_compiled_step  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,20 +18,17 @@ class MuonAdamW(Optimizer):
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         matrices, others = ([group for group in groups if ("matrices" in group) == wanted] for wanted in (True, False))
         # Both fill in the defaults of their groups in place.
-        self._parts: list[tuple[bool, Optimizer]] = []
+        self._parts: dict[bool, Optimizer] = {}
         if matrices:
-            self._parts.append((True, torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")))
+            self._parts[True] = torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
         if others:
-            self._parts.append((False, AdamW(others, lr=lr)))
-        super().__init__([group for _, part in self._parts for group in part.param_groups], {"lr": lr})
+            self._parts[False] = AdamW(others, lr=lr)
+        super().__init__([*matrices, *others], {"lr": lr})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Any = None) -> Any:
         """Let each of the two step over its groups, which loading a state replaces."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for is_muon, part in self._parts:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for is_muon, part in self._parts.items():
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if ("matrices" in group) == is_muon]
             part.step()

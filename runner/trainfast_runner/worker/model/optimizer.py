@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -80,26 +81,26 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
     return optimizer
 
 
-def load_programs(model: nn.Module, knobs: Knobs) -> None:
-    """Step over one parameter of each shape of `model`, which may be on the meta device.
+def load_optimizer(knobs: Knobs, device: torch.device, make_model: Callable[[], nn.Module]) -> None:
+    """Import the optimizer's library; on a CPU step over one parameter of each shape of a model without memory.
 
     The compiler and its programs stay in memory, as oneDNN's for products in bf16 do, and are not the training's.
     """
     entry = OPTIMIZERS[knobs.optimizer]
-    for group in parameter_groups(model, knobs.weight_decay, matrices_apart=entry.splits_matrices):
+    kind = optimizer_class(entry)
+    if device.type != "cpu" or not (entry.compiles or entry.splits_matrices):
+        return
+    for group in parameter_groups(make_model(), knobs.weight_decay, matrices_apart=entry.splits_matrices):
         for shape, dtype in dict.fromkeys((parameter.shape, parameter.dtype) for parameter in group["params"]):
             parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
             parameter.grad = torch.zeros_like(parameter)
-            optimizer_class(entry)([{**group, "params": [parameter]}], lr=knobs.lr).step()
+            kind([{**group, "params": [parameter]}], lr=knobs.lr).step()
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of all groups, in place where a compiled step reads it from a tensor."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
 
 def layer_matrices(model: nn.Module) -> set[int]:
