@@ -42,7 +42,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, **PLAN}
 STAGED = {"model_type": "llama", "num_hidden_layers": 4, "rope_parameters": {}, "vocab_size": 4096}
 BERT = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
 T5 = BERT | {"is_encoder_decoder": True, "n_positions": 512, "relative_attention_num_buckets": 32}
-INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1"}
+INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1", "torch": "2.13.0", "torchao": "0.18.0"}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
@@ -104,6 +104,13 @@ def refusal(*asked, **more):
         ("strategy=zero2-offload optimizer=adamw-8bit", CPU, {}, "optimizer", "or strategy=zero2 with"),
         ("strategy=zero2 engine=trainer", CPU, {}, "engine", "engine=native"),
         ("strategy=zero2-offload offload_path=/tmp", CPU, {}, "offload_path", "belongs to strategy zero3-offload"),
+        # Optimizers.
+        ("optimizer=adamw-offload", CPU, {}, "optimizer", "updates on the host what a GPU trains"),
+        ("optimizer=adamw-offload strategy=ddp", TWO, {}, "optimizer", "strategy=ddp is not of one GPU"),
+        ("optimizer=adamw-offload grad_clip=1", TWO, {}, "optimizer", "before they are clipped; try optimizer=adamw-f"),
+        ("optimizer=adamw-offload precision=fp16", TWO, {}, "optimizer", "or precision=bf16"),
+        ("optimizer=adamw-offload engine=trainer", TWO, {}, "optimizer", "or engine=native"),
+        ("optimizer=muon strategy=fsdp devices=2", CPU, {}, "optimizer", "needs whole matrices"),
         # Engines and compiling.
         ("engine=accelerate precision=fp16", CPU, {}, "precision", "silently trains in fp32"),
         ("engine=trainer compile=default", CPU, {}, "compile", "compile=default with engine=native"),
@@ -160,6 +167,7 @@ def test_what_cannot_work_is_refused(settings, where, config, key, expected):
     ("settings", "package"),
     [
         ("optimizer=adamw-8bit", "bitsandbytes"),
+        ("optimizer=adamw-4bit", "torchao"),
         ("engine=trainer", "accelerate"),
         ("strategy=zero1", "deepspeed"),
         ("method=qlora", "peft bitsandbytes"),
@@ -168,6 +176,20 @@ def test_what_cannot_work_is_refused(settings, where, config, key, expected):
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settings, package):
     missing = dict.fromkeys(package.split())
     assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions=missing).line()
+
+
+def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it():
+    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
+    assert (
+        "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; try optimizer=adamw-f" in refused
+    )
+    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
+
+
+def test_an_optimizer_that_compiles_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    refused = refusal("optimizer=adamw-4bit", versions={"torchao": "0.18.0"})
+    assert "optimizer=adamw-4bit needs a compiler, and PATH has no no-such-compiler" in refused.line()
 
 
 @pytest.mark.parametrize(

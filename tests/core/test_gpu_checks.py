@@ -41,7 +41,8 @@ Legend:
 
   X    = Self
 """
-INSTALLED = dict.fromkeys(("torch", "transformers", "accelerate", "bitsandbytes", "deepspeed", "flash-attn"), "9.0")
+PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "deepspeed", "flash-attn")
+INSTALLED = dict.fromkeys(PACKAGES, "9.0")
 
 
 @functools.cache

@@ -59,7 +59,7 @@ async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) ->
     async with running(home, a_snapshot(None), size=FULL, preset="tiny-llama") as (app, pilot):
         for name, refused in (
             ("precision", {"tf32", "fp8"}),
-            ("optimizer", {"paged-adamw-8bit"}),
+            ("optimizer", {"paged-adamw-8bit", "adamw-offload"}),
             ("attention", {"sdpa-cudnn", "sdpa-efficient", "flash", "flash-3"}),
             ("compile", {"reduce-overhead"}),
             ("strategy", {"dp", "naive-mp"}),

@@ -365,7 +365,7 @@ def bytes_per_parameter(precision: str, optimizer: str, method: str = "full") ->
     width = formats.weight_bytes
     if method in WITH_ADAPTERS:
         return 1 if method == "qlora" else width + (formats.compute_bytes if formats.is_mixed else 0)
-    states = entry.state_tensors * (1 if entry.eight_bit else width)
+    states = round(entry.state_tensors * (entry.state_bytes or width))
     return 2 * width + states + (formats.compute_bytes if formats.is_mixed else 0)
 
 

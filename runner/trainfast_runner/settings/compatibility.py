@@ -237,6 +237,19 @@ def _programs(facts: Facts) -> Refusals:
         instead = f"{other_optimizer}, or strategy={takes} with optimizer={optimizer.name}"
         allowed = [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None]
         yield refusal("optimizer", f"optimizer={optimizer.name} {reason}", instead, allowed)
+    if optimizer.early_reason is not None:
+        early, reloads = (
+            f"it {optimizer.early_reason}, before",
+            "Accelerate reloads its state, and vectors keep one rate",
+        )
+        for knob, is_fine, reason, other in (
+            ("grad_clip", not facts.knobs["grad_clip"], f"{early} they are clipped", 0),
+            ("precision", facts.knobs["precision"] != "fp16", f"{early} they are unscaled", "bf16"),
+            ("engine", engine.name == "native", reloads, "native"),
+        ):
+            if not is_fine:
+                sentence = f"optimizer={optimizer.name} does not work with {knob}={facts.knobs[knob]}: {reason}"
+                yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}, or {knob}={other}")
     if not engine.runs(strategy.name):
         runs = " and ".join(f"strategy={name}" for name in engine.strategies)
         instead = f"engine={engine.fallback} with strategy={strategy.name}, or strategy={engine.strategies[-1]}"
@@ -351,13 +364,26 @@ def _installed(facts: Facts) -> Refusals:
         if entry.package is not None and not facts.versions.get(entry.package):
             install = f"install with: {facts.python} -m pip install {entry.package}"
             yield refusal(knob, f"{knob}={entry.name} needs {entry.package}; {install}", f"{knob}={instead}")
+    has, least = facts.versions.get(optimizer.package or ""), optimizer.min_version
+    if has and least and _numbers(has) < _numbers(least):
+        sentence = (
+            f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
+        )
+        yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
     mode = facts.knobs["compile"]
+    knob, instead = ("compile", "off") if mode != "off" else ("optimizer", optimizer.fallback)
+    compiles = mode != "off" or optimizer.compiles
     variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
     chosen = os.environ.get(variable)
-    path = search_path(facts.python) if mode != "off" else ""
-    if mode != "off" and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
+    path = search_path(facts.python) if compiles else ""
+    if compiles and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
         missing = f"PATH has no {chosen or ' or '.join(names)}; install with: apt-get install {package}"
-        yield refusal("compile", f"compile={mode} needs a compiler, and {missing}", "compile=off")
+        yield refusal(knob, f"{knob}={facts.knobs[knob]} needs a compiler, and {missing}", f"{knob}={instead}")
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version's first two parts: [2, 13] for `2.13.0+cpu`."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _links(facts: Facts) -> Refusals:

@@ -40,8 +40,11 @@ from trainfast_runner.worker.catalog import (
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
-ADAMW_KERNELS = tuple(name for name, entry in OPTIMIZERS.items() if entry.path == OPTIMIZERS["adamw"].path)
-"""The optimizers that are torch's AdamW and differ only in how it is computed."""
+ADAMW_KERNELS = (
+    *(name for name, entry in OPTIMIZERS.items() if entry.path == OPTIMIZERS["adamw"].path),
+    "adamw-offload",
+)
+"""The optimizers that are torch's AdamW and differ only in how and where it is computed."""
 
 
 def _joined_help(begin: str, entries: Mapping[str, object], field: str) -> str:
@@ -137,10 +140,10 @@ KNOBS: tuple[Knob, ...] = (
         what=_joined_help("Optimizer that updates the weights.", OPTIMIZERS, "what"),
         speed=_joined_help("", OPTIMIZERS, "speed"),
         memory=_joined_help("", OPTIMIZERS, "memory"),
-        same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
+        same_as=Equivalent("optim", "torch.optim / bitsandbytes / torchao", "optimizer.type"),
         equivalent_values=ADAMW_KERNELS,
         changes_in_warm_process=True,
-        search_values=("adamw", "adamw-foreach", "adamw-fused"),
+        search_values=("adamw", "adamw-foreach", "adamw-fused", "adamw-offload"),
     ),
     _lever_knob(LEVERS["method"]),
     Knob(

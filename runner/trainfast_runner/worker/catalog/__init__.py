@@ -26,6 +26,7 @@ from .strategies import SCHEDULES as SCHEDULES
 from .strategies import SEQUENCE_FAMILIES as SEQUENCE_FAMILIES
 from .strategies import STRATEGIES as STRATEGIES
 from .strategies import TENSOR_STYLES as TENSOR_STYLES
+from .strategies import WHOLE as WHOLE
 from .strategies import StrategyEntry as StrategyEntry
 from .strategies import nearest_strategy as nearest_strategy
 from .strategies import strategies_obeying as strategies_obeying

@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
+from ..catalog import OPTIMIZERS
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
 from ..levers import lora
 from ..levers.checkpointing import checkpoint
@@ -257,14 +259,14 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
     is_cuda = strategy.device.type == "cuda"
     with unset_fake_temporarily():
         # bitsandbytes computes its quantization map, which is data.
-        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced_training.strategy.knobs)
+        optimizer = strategy.optimizer = optimizer_on_device(strategy.module, strategy.knobs)
         if is_cuda:
             keep_pages_aside(optimizer)
     live_bytes = LiveBytes(strategy.device.type)
     _count_weights(strategy.module, live_bytes)
     watch = StepWatch(live_bytes)
     choose_foreach(optimizer, strategy.device.type)
-    with live_bytes:
+    with live_bytes, counted_compiled_steps(live_bytes):
         watch.enter("other")
         if strategy.precision.scaler is not None:
             strategy.precision.scaler.scale(torch.zeros((), device=strategy.device))
@@ -273,11 +275,41 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
                 parameter.grad = torch.empty_like(parameter)
                 live_bytes.set_category(parameter.grad, GRADS)
             states = tree_flatten(list(optimizer.state.values()))[0]
-            live_bytes.count_all([state for state in states if isinstance(state, Tensor)], OPTIMIZER)
+            parts = [part for state in states for part in plain_tensors(state)]
+            live_bytes.count_all([part for part in parts if isinstance(part, Tensor)], OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
         live_bytes.end()
     return live_bytes.segments[-1]
+
+
+SMALLEST_OFFLOADED = 4096
+"""Elements of the smallest parameter that torchao updates on the host (torchao/optim/cpu_offload.py)."""
+
+
+def optimizer_on_device(model: nn.Module, knobs: Knobs) -> Any:
+    """Build the optimizer; of one that offloads only the part that stays on the GPU, which is fused."""
+    if OPTIMIZERS[knobs.optimizer].early_reason is None:
+        return build_optimizer(model, knobs)
+    kept = nn.ParameterList(p for p in model.parameters() if p.numel() < SMALLEST_OFFLOADED)
+    return build_optimizer(kept, replace(knobs, optimizer="adamw-fused"))
+
+
+def plain_tensors(state: Any) -> list[Any]:
+    """The tensors that a state is made of: itself, or the codes, scales and map of a quantized one."""
+    if not is_traceable_wrapper_subclass(state):
+        return [state]
+    return [getattr(state, name) for name in state.__tensor_flatten__()[0]]
+
+
+@contextmanager
+def counted_compiled_steps(live_bytes: LiveBytes) -> Iterator[None]:
+    """Count torchao's compiled step of a parameter, which cannot be compiled for fake tensors."""
+    real, torch.compile = torch.compile, lambda *_, **__: live_bytes.count_compiled_step  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = real
 
 
 def choose_foreach(optimizer: Any, device_type: str) -> None:

@@ -156,7 +156,7 @@ def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
     """
     if knobs.compile == "off":
         return module
-    check_header(knobs)
+    check_header("compile", knobs.compile, "off")
     if knobs.compile == "blocks":
         blocks = outermost_blocks(module)
         if not blocks:
@@ -179,17 +179,20 @@ def unwrap(module: nn.Module) -> nn.Module:
     return unwrapped
 
 
-def check_header(knobs: Knobs) -> None:
-    """Raise InvalidInput, naming the package to install, if this Python has no header to compile kernels against."""
+def check_header(knob: str, value: str, instead: str) -> None:
+    """Raise InvalidInput, naming the package to install, if this Python has no header to compile kernels against.
+
+    `value` of the knob compiles; `instead` does not.
+    """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise InvalidInput(
-            f"compile={knobs.compile} builds against {header}, which is not there; install with: "
+            f"{knob}={value} builds against {header}, which is not there; install with: "
             f"apt-get install python{version}-dev",
-            key="compile",
-            allowed=["off"],
-            nearest="off",
+            key=knob,
+            allowed=[instead],
+            nearest=instead,
         )
 
 

@@ -27,19 +27,8 @@ A run imports them too, before its memory is counted. bitsandbytes and DeepSpeed
 they wait for the go.
 """
 HIDDEN_PACKAGES = (
-    *(
-        "accelerate",
-        "deepspeed",
-        "peft",
-        "torchao",
-        "kernels",
-        "sklearn",
-        "scipy",
-        "tensorflow",
-        "jax",
-        "flax",
-        "torchvision",
-    ),
+    *("accelerate", "deepspeed", "peft", "torchao", "kernels", "sklearn", "scipy", "torchvision"),
+    *("tensorflow", "jax", "flax"),
 )
 """Packages that transformers imports if installed, and that an answer does not use."""
 
