@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -219,6 +220,12 @@ def test_a_degree_that_does_not_divide_is_refused():
     plan_for = in_worker("strategies.tensor_parallel").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="tp_degree=5 does not divide the 768 columns"):
         plan_for(a_model("gpt2", n_layer=1), 5)
+
+
+def test_a_transformers_without_its_exchange_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
+    with pytest.raises(in_worker("invalid").InvalidInput, match="ep_degree needs the expert parallelism of transf"):
+        in_worker("strategies.tensor_parallel").dispatch_tokens(torch.nn.Module(), None)
 
 
 def test_layers_are_spread_in_order_and_fetch_their_inputs():
