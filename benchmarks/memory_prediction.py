@@ -60,6 +60,21 @@ RANKS: Sequence[Sequence[str]] = (
     *((f"strategy={name}", "pp_degree=2", "tp_degree=2", "batch_size=32", "devices=8") for name in THREE_AXES),
 )
 """tiny-llama of 52 MiB of weights in two, four or eight processes, each way of sharing it."""
+MIXTURE = (
+    *(
+        "model.num_hidden_layers=4",
+        "model.hidden_size=256",
+        "model.intermediate_size=768",
+        "model.num_attention_heads=4",
+    ),
+    *("model.vocab_size=4096", "precision=fp32", "optimizer=adamw", "workers=0", "seq_len=256", "pin_memory=off"),
+)
+EXPERTS: Sequence[Sequence[str]] = (
+    ("strategy=tp", "ep_degree=2", "batch_size=16", "devices=2"),
+    ("strategy=ddp+tp", "ep_degree=2", "batch_size=8", "devices=4"),
+    ("strategy=fsdp+tp", "ep_degree=2", "batch_size=8", "devices=4"),
+)
+"""moe-small of 22 million parameters, its experts spread."""
 
 
 GIB = 2**30
@@ -136,9 +151,11 @@ def measured_rows() -> Iterator[Row]:
 
 def rank_rows() -> Iterator[Row]:
     """The fullest process, for each way of sharing."""
-    for settings in RANKS:
-        words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
-        yield _row(words, "tiny-llama", [*WIDE, *settings, "steps=3", "timing_warmup=2"], RANKS_WITHIN)
+    for preset, sizes, rows in (("tiny-llama", WIDE, RANKS), ("moe-small", MIXTURE, EXPERTS)):
+        for settings in rows:
+            words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
+            asked = [*sizes, *settings, "steps=3", "timing_warmup=2"]
+            yield _row(f"{preset} {words}", preset, asked, RANKS_WITHIN)
 
 
 def speed_rows() -> Iterator[Row]:

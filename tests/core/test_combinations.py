@@ -48,6 +48,8 @@ CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
 POSITIONS = {"max_position_embeddings": 64, "rope_theta": 10000.0}
 PADDED = "samples=padded"
+SPREAD = "strategy=tp ep_degree=2"
+MIXTRAL = {"model_type": "mixtral", **PLAN, "base_model_ep_plan": {"layers.*.mlp.experts": "ep_dispatch_experts"}}
 SPLIT = "strategy=tp sequence_parallel=on"
 
 
@@ -98,6 +100,19 @@ def refusal(*asked, **more):
             "tp_degree=2 equal parts, and it does not divide; try seq_len=130",
         ),
         ("sequence_parallel=on", CPU, LLAMA, "sequence_parallel", "does nothing with strategy=single"),
+        (SPREAD, CPU, LLAMA, "ep_degree", "no plan for the experts of llama: transformers ships none (it does for mix"),
+        (SPREAD, CPU, MIXTRAL | {"num_local_experts": 3}, "ep_degree", "not divide the model's 3 experts (model.num_l"),
+        (
+            SPREAD,
+            CPU,
+            MIXTRAL | {"base_model_ep_plan": {"a": "ep_router"}},
+            "ep_degree",
+            "spreads experts as ep_router",
+        ),
+        ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "ep_degree=4 is not tp_degree=2: the devices"),
+        ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "try ep_degree=2, or ep_degree=1"),
+        ("strategy=fsdp ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=fsdp"),
+        (f"{CUBE} ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=ddp+tp+pp"),
         ("p2p=off", TWO, {}, "p2p", "p2p=off does nothing with strategy=single"),
         ("p2p=off strategy=naive-mp", TWO, {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
         # ZeRO.

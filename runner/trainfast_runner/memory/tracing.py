@@ -99,6 +99,8 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     # A rank of tensor parallelism has a part of the model, of other shapes.
     if strategy.is_tensor_parallel:
         shared_fields["tp_degree"] = spec.knobs["tp_degree"]
+    if "ep_degree" in strategy.knobs and spec.knobs["ep_degree"] != 1:
+        shared_fields["expert_parallel"] = True
     step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     # With method=full no other parameters are there.
     adapters = {name: spec.knobs[name] for name in ADAPTER_KNOBS if spec.knobs["method"] in WITH_ADAPTERS}

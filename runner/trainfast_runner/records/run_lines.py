@@ -77,6 +77,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     zero_stage: Count | None = None
     mesh: dict[str, Degree] | None = None
     sequence_parallel: str | None = None
+    ep_degree: Degree | None = None
     pipeline_stages: Count | None = None
     compiled: bool | None = None
     compiled_blocks: Count | None = None

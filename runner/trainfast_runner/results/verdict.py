@@ -101,6 +101,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         yield f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage
         if "sequence_parallel" in strategy.knobs:
             yield "sequence_parallel", knobs.get("sequence_parallel"), ran.sequence_parallel
+        if "ep_degree" in strategy.knobs:
+            yield "ep_degree", knobs.get("ep_degree"), ran.ep_degree
         yield "reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard
     formats = PRECISIONS.get(str(knobs.get("precision")))
     if formats is not None:

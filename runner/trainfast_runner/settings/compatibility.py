@@ -532,6 +532,33 @@ def _sequence_parallel(facts: Facts) -> Refusals:
         yield refusal("seq_len", sentence, f"seq_len={longer}, or {instead}")
 
 
+def _expert_degree(facts: Facts) -> Refusals:
+    """Experts over another number of devices than share a layer."""
+    degree, experts = (whole_number(facts.knobs, name) for name in ("tp_degree", "ep_degree"))
+    if "ep_degree" in facts.strategy.knobs and experts not in (1, degree):
+        sentence = f"ep_degree={experts} is not tp_degree={degree}: the devices that share a layer share its experts"
+        yield refusal("ep_degree", sentence, f"ep_degree={degree}, or ep_degree=1")
+
+
+def _expert_parallel(facts: Facts) -> Refusals:
+    """Models whose experts cannot be spread, and degrees that do not divide them."""
+    degree, family = whole_number(facts.knobs, "ep_degree"), facts.config.get("model_type")
+    plan: Any = facts.config.get("base_model_ep_plan") or {}
+    if "ep_degree" not in facts.strategy.knobs or degree == 1:
+        return
+    asked, instead = f"ep_degree={degree}", "ep_degree=1"
+    if isinstance(family, str) and not plan:
+        known = "transformers ships none (it does for mixtral, qwen2_moe, qwen3_moe, deepseek_v3)"
+        yield refusal("ep_degree", f"{asked} has no plan for the experts of {family}: {known}", instead)
+    elif unknown := sorted({*plan.values()} - catalog.EXPERT_STYLES):
+        spreads = f"the plan of {family} spreads experts as {', '.join(unknown)}, which is not done here"
+        yield refusal("ep_degree", f"{asked}: {spreads}", instead)
+    for field in ("num_local_experts", "num_experts", "n_routed_experts"):
+        count = facts.config.get(field)
+        if isinstance(count, int) and count % degree:
+            yield refusal("ep_degree", f"{asked} does not divide the model's {count} experts (model.{field})", instead)
+
+
 def _offloading(facts: Facts) -> Refusals:
     """An `offload_path` that takes no files, without ZeRO-3, or where DeepSpeed's extension cannot be built."""
     path, strategy = facts.knobs["offload_path"], facts.strategy.name
@@ -663,12 +690,13 @@ DEVICE_RULES: tuple[Rules, ...] = (_devices, _hardware)
 VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_and_kernel_on_a_cpu, _levers_on_a_cpu)
 """Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
 KNOB_RULES: tuple[Rules, ...] = (
-    *(_ranks, _micro_batches, _programs, _optimizer_on_a_cpu, _levers_on_a_cpu, _levers_and_programs),
+    *(_ranks, _micro_batches, _expert_degree, _programs, _optimizer_on_a_cpu),
+    *(_levers_on_a_cpu, _levers_and_programs),
 )
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
     *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
-    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _levers_of_the_model, _attention),
+    *(_tensor_parallel, _sequence_parallel, _expert_parallel, _offloading, _data, _levers_of_the_model, _attention),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""
 

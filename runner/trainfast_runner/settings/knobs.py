@@ -260,6 +260,19 @@ KNOBS: tuple[Knob, ...] = (
         only_with=strategies_obeying("sequence_parallel"),
     ),
     Knob(
+        "ep_degree",
+        Whole(1, 64, (1, 2, 4, 8)),
+        default=1,
+        group="parallel",
+        what="Devices over which a mixture's experts are spread, each expert whole on one of them, by transformers' own"
+        " expert parallelism. 1: tp cuts the matrices of each expert; else tp_degree, which must divide the experts.",
+        speed="whole matrices, and with k experts a token less to send than tp from a degree of more than 2 k on; the"
+        " device with the most tokens holds up the others, and each layer waits for the host",
+        memory="the same weights, gradients and states as with tp; a device has the activations of the tokens routed to"
+        " its experts, more where routing is uneven",
+        only_with=strategies_obeying("ep_degree"),
+    ),
+    Knob(
         "pp_degree",
         Whole(2, 64, (2, 4, 8)),
         default=2,

@@ -19,6 +19,7 @@ from .levers import searched_values as searched_values
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import OptimizerEntry as OptimizerEntry
 from .optimizers import nearest_optimizer as nearest_optimizer
+from .strategies import EXPERT_STYLES as EXPERT_STYLES
 from .strategies import OUR_TENSOR_PLANS as OUR_TENSOR_PLANS
 from .strategies import PARAMETER_FORMS as PARAMETER_FORMS
 from .strategies import PIPELINE_OBJECTIVES as PIPELINE_OBJECTIVES

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
@@ -148,7 +150,7 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
     model = build_model(config, request.objective, knobs, torch.device("meta"))
     if request.tp_degree:
-        keep_one_slice(model, request.tp_degree, request.device, sequence_parallel=request.sequence_parallel)
+        keep_one_slice(model, request)
     if request.half_weights:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(HALF_DTYPE[knobs.precision])
@@ -390,21 +392,25 @@ def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
     return {"hidden": seq_len * config.hidden_size, "output": output}
 
 
-def keep_one_slice(model: nn.Module, degree: int, device_type: str, *, sequence_parallel: bool = False) -> None:
-    """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
+def keep_one_slice(model: nn.Module, request: TraceRequest) -> None:
+    """Cut `model`, which has no memory yet, into the request's `tp_degree` slices and keep the first, in place.
 
     The exchanges go through torch's fake process group, which has no other processes. Parameters are plain tensors
     here and DTensors at rest in the strategy: both have the same bytes.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    degree = request.tp_degree or 1
     if dist.is_initialized():
         # The group of another model that this process has traced, perhaps in other slices.
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
-    mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
-    plan = plan_for(model, degree, sequence_parallel=sequence_parallel)
+    mesh = init_device_mesh(request.device, (degree,), mesh_dim_names=("tp",))
+    plan = plan_for(model, degree, sequence_parallel=request.sequence_parallel, expert_parallel=request.expert_parallel)
     add_exchanges(model, plan, mesh)
+    for name in plan.dispatches:
+        experts: Any = model.get_submodule(name)
+        experts.forward = partial(_routed_evenly, experts.forward, degree)
     slices: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         for key, whole in module._parameters.items():
@@ -414,6 +420,25 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str, *, sequence_
                 part = sliced(whole.detach(), plan.slices.get(f"{name}.{key}"), 0, degree)
                 slices[id(whole)] = nn.Parameter(part, whole.requires_grad)
             module._parameters[key] = slices[id(whole)]
+
+
+def _routed_evenly(forward: Any, degree: int, states: Tensor, experts: Tensor, weights: Tensor) -> Any:
+    """Call the experts' forward as if every rank sent equally many tokens to each: fake tensors have no counts."""
+    rows = experts.numel() // degree
+    counts = [rows // degree + (index < rows % degree) for index in range(degree)]
+    with _Items(cycle(counts)):
+        return forward(states, experts, weights)
+
+
+class _Items(TorchFunctionMode):
+    """Gives these numbers, one after the other, to code that reads numbers from tensors."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return next(self.numbers) if function is Tensor.item else function(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -434,6 +459,8 @@ class TraceRequest:
     """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
     sequence_parallel: bool = False
     """True if these ranks also share the sequence between the layers' matrices."""
+    expert_parallel: bool = False
+    """True if these ranks have whole experts, not parts of each."""
     half_weights: bool = False
     """True for the weights that FSDP gathers in mixed precision: half ones, under autocast."""
     stages: int | None = None
