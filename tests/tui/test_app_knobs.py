@@ -134,9 +134,7 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
     async with running(home, a_snapshot(a_run(home)), size=SMALL) as (app, pilot):
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.press("enter", *"dense", "enter")
-        assert "'dense' is not one of its values (allowed: auto, eager," in " ".join(
-            app.text.replace("│", " ").split()
-        )
+        assert "'dense' is not one of its values (allowed: auto, eager," in " ".join(app.text.replace("│", " ").split())
         await pilot.press("ctrl+u", *"eager", "enter")
         assert app.knobs["attention"] == "eager"
         await pilot.press("backspace")
