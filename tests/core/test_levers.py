@@ -140,7 +140,9 @@ def test_exports_say_each_lever_or_that_they_cannot(tmp_path):
     assert '"rms_norm": true' in flags.text
     with pytest.raises(UserError, match="no flag for precision=fp8"):
         exported("training-args", tmp_path, precision="fp8")
-    assert "mixed_precision: fp8" in exported("accelerate", tmp_path, precision="fp8").text
+    fp8 = exported("accelerate", tmp_path, precision="fp8").text
+    assert "mixed_precision: fp8" in fp8
+    assert "backend: AO" in fp8
 
 
 @pytest.mark.parametrize(
