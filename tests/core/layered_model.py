@@ -18,7 +18,7 @@ HEAD = 400
 
 
 def vector(grads=0, activations=0, temporary=0):
-    return (0.0, float(grads), 0.0, float(activations), float(temporary))
+    return (0.0, float(grads), 0.0, float(activations), float(temporary), 0.0, 0.0)
 
 
 def model_of(layers):
@@ -49,8 +49,8 @@ def model_of(layers):
         parameter_sizes=[BLOCK] * layers + [ROOT],
         stacks=[BlockStack(kept, [BLOCK] * layers)],
         segments=segments,
-        before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 0.0],
-        optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters],
+        before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, *[0.0] * 4],
+        optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters, 0.0, 0.0],
         basis="three blocks",
     )
 

@@ -42,12 +42,14 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, **PLAN}
 STAGED = {"model_type": "llama", "num_hidden_layers": 4, "rope_parameters": {}, "vocab_size": 4096}
 BERT = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
 T5 = BERT | {"is_encoder_decoder": True, "n_positions": 512, "relative_attention_num_buckets": 32}
-INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1"}
+INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1", "torch": "2.13.0", "torchao": "0.18.0"}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 CUBE = "strategy=ddp+tp+pp"
 INTERLEAVED = "strategy=pp pp_schedule=interleaved"
 POSITIONS = {"max_position_embeddings": 64, "rope_theta": 10000.0}
 PADDED = "samples=padded"
+SPREAD = "strategy=tp ep_degree=2"
+MIXTRAL = {"model_type": "mixtral", **PLAN, "base_model_ep_plan": {"layers.*.mlp.experts": "ep_dispatch_experts"}}
 SPLIT = "strategy=tp sequence_parallel=on"
 
 
@@ -98,16 +100,43 @@ def refusal(*asked, **more):
             "tp_degree=2 equal parts, and it does not divide; try seq_len=130",
         ),
         ("sequence_parallel=on", CPU, LLAMA, "sequence_parallel", "does nothing with strategy=single"),
+        (SPREAD, CPU, LLAMA, "ep_degree", "no plan for the experts of llama: transformers ships none (it does for mix"),
+        (SPREAD, CPU, MIXTRAL | {"num_local_experts": 3}, "ep_degree", "not divide the model's 3 experts (model.num_l"),
+        (
+            SPREAD,
+            CPU,
+            MIXTRAL | {"base_model_ep_plan": {"a": "ep_router"}},
+            "ep_degree",
+            "spreads experts as ep_router",
+        ),
+        ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "ep_degree=4 is not tp_degree=2: the devices"),
+        ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "try ep_degree=2, or ep_degree=1"),
+        ("strategy=fsdp ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=fsdp"),
+        (f"{CUBE} ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=ddp+tp+pp"),
         ("p2p=off", TWO, {}, "p2p", "p2p=off does nothing with strategy=single"),
         ("p2p=off strategy=naive-mp", TWO, {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
         # ZeRO.
         ("strategy=zero2-offload optimizer=adamw-8bit", CPU, {}, "optimizer", "or strategy=zero2 with"),
         ("strategy=zero2 engine=trainer", CPU, {}, "engine", "engine=native"),
         ("strategy=zero2-offload offload_path=/tmp", CPU, {}, "offload_path", "belongs to strategy zero3-offload"),
+        # Optimizers.
+        ("optimizer=adamw-offload", CPU, {}, "optimizer", "updates on the host what a GPU trains"),
+        ("optimizer=adamw-offload strategy=ddp", TWO, {}, "optimizer", "strategy=ddp is not of one GPU"),
+        ("optimizer=adamw-offload grad_clip=1", TWO, {}, "optimizer", "before they are clipped; try optimizer=adamw-f"),
+        ("optimizer=adamw-offload precision=fp16", TWO, {}, "optimizer", "or precision=bf16"),
+        ("optimizer=adamw-offload engine=trainer", TWO, {}, "optimizer", "or engine=native"),
+        ("optimizer=muon strategy=fsdp devices=2", CPU, {}, "optimizer", "needs whole matrices"),
         # Engines and compiling.
         ("engine=accelerate precision=fp16", CPU, {}, "precision", "silently trains in fp32"),
         ("engine=trainer compile=default", CPU, {}, "compile", "compile=default with engine=native"),
         ("compile=default strategy=fsdp devices=2", CPU, {}, "compile", "compile=default with strategy=ddp"),
+        # Adapters.
+        ("lora_rank=4", CPU, {}, "lora_rank", "does nothing with method=full; it belongs to method lora or qlora"),
+        ("method=lora strategy=zero2 devices=2", CPU, {}, "method", "try method=full, or strategy=fsdp"),
+        ("method=qlora strategy=fsdp devices=2", CPU, {}, "method", "single, ddp, not with strategy=fsdp"),
+        ("method=lora strategy=tp", CPU, LLAMA, "method", "not with strategy=tp; try method=full, or strategy=fsdp"),
+        ("method=qlora compile=default", CPU, {}, "compile", "try compile=off, or method=full"),
+        ("method=lora strategy=fsdp precision=bf16-pure", CPU, {}, "precision", "try precision=bf16, or strategy=ddp"),
         # Pipelines.
         ("strategy=pp devices=4", CPU, STAGED, "devices", "pp_degree=2 runs on 2 devices, not on devices=4; try"),
         ("strategy=ddp+pp devices=3", CPU, STAGED, "devices", "a multiple of 2 devices, at least 4"),
@@ -151,10 +180,31 @@ def test_what_cannot_work_is_refused(settings, where, config, key, expected):
 
 @pytest.mark.parametrize(
     ("settings", "package"),
-    [("optimizer=adamw-8bit", "bitsandbytes"), ("engine=trainer", "accelerate"), ("strategy=zero1", "deepspeed")],
+    [
+        ("optimizer=adamw-8bit", "bitsandbytes"),
+        ("optimizer=adamw-4bit", "torchao"),
+        ("engine=trainer", "accelerate"),
+        ("strategy=zero1", "deepspeed"),
+        ("method=qlora", "peft bitsandbytes"),
+    ],
 )
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settings, package):
-    assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions={package: None}).line()
+    missing = dict.fromkeys(package.split())
+    assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions=missing).line()
+
+
+def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it():
+    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
+    assert (
+        "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; try optimizer=adamw-f" in refused
+    )
+    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
+
+
+def test_an_optimizer_that_compiles_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    refused = refusal("optimizer=adamw-4bit", versions={"torchao": "0.18.0"})
+    assert "optimizer=adamw-4bit needs a compiler, and PATH has no no-such-compiler" in refused.line()
 
 
 @pytest.mark.parametrize(

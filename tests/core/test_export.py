@@ -37,6 +37,23 @@ def test_the_trainer_export_names_the_processes_it_needs(tmp_path):
     assert "# strategy=dp: one process that sees 2 GPUs" in exported("training-args", tmp_path, strategy="dp").text
 
 
+def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
+    with pytest.raises(UserError, match="ended before its model had adapters"):
+        exported("training-args", tmp_path, ranks=1, method="lora")
+    layers = ["self_attn.q_proj", "self_attn.o_proj"]
+    actual = {"kind": "actual", "t_ns": 1, "method": "qlora", "adapted_layers": layers}
+    (tmp_path / "worker.jsonl").write_text(json.dumps(actual) + "\n")
+    text = exported("training-args", tmp_path, ranks=1, device="cpu", method="qlora", lora_rank=8).text
+    (tmp_path / "exported.py").write_text(text)
+    names = runpy.run_path(str(tmp_path / "exported.py"))
+    assert (names["lora"].r, names["lora"].lora_alpha) == (8, 8)
+    assert set(names["lora"].target_modules) == set(layers)
+    assert names["bits"].bnb_4bit_use_double_quant
+    assert str(names["bits"].bnb_4bit_compute_dtype) == "torch.bfloat16"
+    assert "# model = get_peft_model(prepare_model_for_kbit_training(model), lora)" in text
+    assert {"method", "lora_rank"} <= {*exported("torchrun", tmp_path, ranks=1, method="lora", lora_rank=8).left_out}
+
+
 def test_accelerate_is_given_each_setting_once(tmp_path):
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
     zero = exported("accelerate", tmp_path, strategy="zero2", precision="bf16")

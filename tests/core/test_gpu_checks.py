@@ -41,7 +41,8 @@ Legend:
 
   X    = Self
 """
-INSTALLED = dict.fromkeys(("torch", "transformers", "accelerate", "bitsandbytes", "deepspeed", "flash-attn"), "9.0")
+PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "deepspeed", "flash-attn")
+INSTALLED = dict.fromkeys(PACKAGES, "9.0")
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def commands(*arguments):
     return [(name, command.split()) for _, _, name, _, command in listed(*arguments)[0]]
 
 
-@pytest.mark.parametrize("groups", [(), ("first", "search", "levers")])
+@pytest.mark.parametrize("groups", [(), ("first", "search", "levers", "autotune")])
 def test_every_run_it_starts_is_valid_on_the_gpus_it_needs(groups):
     names = [name for name, _ in commands(*groups)]
     assert len(set(names)) == len(names), "each check has a row of its own"
@@ -77,7 +78,7 @@ def test_a_part_of_it_can_be_asked_for():
     everything = {name for name, _ in commands()}
     strategies = {name for name, _ in commands("strategy", "several")}
     assert strategies < everything
-    assert everything.isdisjoint({name for name, _ in commands("first", "search", "levers")})
+    assert everything.isdisjoint({name for name, _ in commands("first", "search", "levers", "autotune")})
     fused = ["optimizer-adamw-foreach", "optimizer-adamw-fused"]
     assert sorted(name for name, _ in commands("-k", "optimizer-adamw-f*")) == fused
     checked = {words[4] for _, words in commands("several") if words[2:4] == ["benchmarks.several_gpus", "losses"]}

@@ -8,6 +8,7 @@ from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.worker.catalog import ADAPTER_KNOBS
 
 
 def test_every_default_is_a_value_of_its_knob():
@@ -140,7 +141,7 @@ def test_a_knob_tells_which_values_train_the_same():
     assert not KNOBS_BY_NAME["seq_len"].keeps_training(64, 128)
     differing = {entry.name for entry in KNOBS if not entry.equivalent_values}
     optimization = {entry.name for entry in KNOBS if entry.group == "optimization"}
-    assert differing == {"samples", "seq_len", "steps", *optimization}
+    assert differing == {"samples", "seq_len", "steps", *ADAPTER_KNOBS, *optimization}
     assert "fp32, tf32, fp16, bf16 train alike" in precision.training
 
 

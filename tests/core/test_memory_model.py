@@ -235,16 +235,16 @@ IN_BF16 = WholeModel(
     parameter_sizes=[10] * 4,
     stacks=[BlockStack(3, [10] * 3)],
     segments=[],
-    before_optimizer=[160.0, 160.0, 320.0, 0.0, 0.0],
+    before_optimizer=[160.0, 160.0, 320.0, *[0.0] * 4],
     optimizer_peak=[],
 )
-LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0), "backward")
+LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward")
 
 
 def test_zero_has_its_bucket_from_the_first_gradient_on():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
     rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, IN_BF16)
-    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0), "backward", BlockPosition(0, 2))
+    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", BlockPosition(0, 2))
     assert [rule(moment).communication for moment in (LOSS, in_last_block)] == [0, 80]
 
 

@@ -84,7 +84,7 @@ def test_a_steady_run_tells_no_drift_that_is_only_scatter():
 
 def asked(world_size, **knobs):
     given = {"precision": "fp32", "optimizer": "adamw", "tp_degree": 2, "reshard": "on", **knobs}
-    given |= {"pp_degree": 2, "pp_schedule": "interleaved", "sequence_parallel": "on"}
+    given |= {"pp_degree": 2, "pp_schedule": "interleaved", "sequence_parallel": "on", "ep_degree": 2}
     return run_file(model={"family": "llama"}, knobs=given, device="cpu", world_size=world_size)
 
 
@@ -121,6 +121,7 @@ def test_a_sharded_run_that_is_what_was_asked(strategy, ranks, fields):
         ("fsdp", {"wrapper": "FSDPModule", "reshard": "off"}, "reshard: asked for on, but rank 0 ran off"),
         ("fsdp+tp", {"wrapper": "FSDPModule"}, "asked for DTensor+FSDPModule, but rank 0 ran FSDPModule"),
         ("tp", {"sequence_parallel": "off"}, "sequence_parallel: asked for on, but rank 0 ran off"),
+        ("tp", {"ep_degree": 1}, "ep_degree: asked for 2, but rank 0 ran 1"),
         ("ddp+tp", {"mesh": {"dp": 4, "tp": 1}}, "mesh: asked for {'dp': 2, 'tp': 2}"),
         ("fsdp+tp+pp", {"mesh": {"dp": 1, "pp": 4}}, "mesh: asked for {'dp': 1, 'pp': 2, 'tp': 2}"),
         ("fsdp+tp+pp", {"wrapper": "DTensor+FSDPModule"}, "asked for DTensor+FSDPModule+ScheduleInterleaved1F1B"),

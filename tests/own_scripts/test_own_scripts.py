@@ -67,6 +67,16 @@ def test_plain_torch_is_a_run_like_any_other(cli, tmp_path):
     assert "ran a script of your own" in cli("export", "last", "--to", "deepspeed").refused()
 
 
+def test_the_share_that_a_scripts_adapters_train_is_shown(cli):
+    result = run_script(cli, *script("with_peft.py"))
+    actual = result["actual"]
+    assert (actual["method"], actual["trainable_parameters"]) == ("lora", 2 * 2 * 2 * 64 * 4)
+    assert f"trained {actual['parameters']}" in printed(cli, result)
+    share = actual["trainable_parameters"] / actual["parameters"]
+    words = f"lora: {100 * share:.2f} % of {actual['parameters']:,} parameters trained"
+    assert words in " ".join(cli("runs", "show", "last").out.split())
+
+
 @pytest.mark.ci
 @pytest.mark.long
 def test_hard_coded_trainer(cli):

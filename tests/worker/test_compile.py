@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from worker_knobs import llama, worker_knobs
 
-from trainfast_runner.worker.model.build import mode_of
+from trainfast_runner.worker.levers.compilation import mode_of
 
 SMALLEST = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 
@@ -16,6 +16,8 @@ def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it():
     tuned = worker_knobs(compile="max-autotune")
     assert (mode_of(worker_knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
     assert mode_of(replace(tuned, grad_accum=2)) == "max-autotune-no-cudagraphs"
+    replayed = worker_knobs(compile="reduce-overhead")
+    assert (mode_of(replayed), mode_of(replace(replayed, grad_accum=2))) == ("reduce-overhead", None)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
@@ -28,4 +30,36 @@ def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
     assert [step["warmup"] for step in compiled.steps()] == [True] + [False] * 5
     actual = compiled.record("actual")
     assert (actual["compiled"], actual["wrapper"], actual["compute_dtype"]) == (True, "none", "float32")
+    assert actual["compiled_blocks"] == 0
     assert eager.record("actual")["compiled"] is False
+
+
+NEEDS_GXX = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+TWO_BLOCKS = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+
+
+@NEEDS_GXX
+def test_blocks_compile_once_and_learn_the_same_with_checkpointing_and_a_chunked_loss(train):
+    asked = {"model": TWO_BLOCKS, "grad_accum": 2, "timing_warmup": 0}
+    eager = train(**asked)
+    for others in ({}, {"checkpointing": "full", "loss": "chunked"}):
+        blocks = train(**asked, compile="blocks", **others)
+        assert blocks.code == 0, blocks.stderr[-3000:]
+        assert blocks.losses() == pytest.approx(eager.losses(), rel=1e-4)
+        assert [step["step"] for step in blocks.steps() if step.get("compiling")] == [1]
+        actual = blocks.record("actual")
+        assert (actual["compiled"], actual["compiled_blocks"], actual["wrapper"]) == (True, 2, "none")
+
+
+@NEEDS_GXX
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_blocks_compile_under_wrappers_that_gather_and_reduce(train, strategy):
+    eager = train(model=TWO_BLOCKS, timing_warmup=0)
+    asked = {"model": TWO_BLOCKS, "timing_warmup": 0, "ranks": 2, "strategy": strategy, "batch_size": 4}
+    for others in ({}, {"checkpointing": "full", "precision": "bf16"}):
+        blocks = train(**asked, compile="blocks", **others)
+        assert blocks.code == 0, blocks.stderr[-3000:]
+        assert blocks.losses() == pytest.approx(eager.losses(), rel=1e-2 if others else 1e-4)
+        actual = blocks.record("actual", rank=1)
+        assert (actual["compiled"], actual["compiled_blocks"]) == (True, 2)
+        assert actual["wrapper"] == ("DistributedDataParallel" if strategy == "ddp" else "FSDPModule")

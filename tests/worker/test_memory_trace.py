@@ -159,8 +159,17 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name):
         "device": "cpu",
     }
     standing = trace_optimizer(read_request({**about, "knobs": knobs, "unused": []}), 0)["segment"].start
-    if not entry.eight_bit:  # its small states are not quantized
+    if entry.state_bytes is None:  # its small states are not quantized
         assert standing[OPTIMIZER] // standing[GRADS] == entry.state_tensors
+
+
+def test_what_is_offloaded_has_no_states_on_the_device():
+    about = {"part": "optimizer", "model": llama(num_hidden_layers=1), "objective": "causal-lm", "device": "cpu"}
+    knobs = knob_values(optimizer="adamw-offload")
+    segment = trace_optimizer(read_request({**about, "knobs": knobs, "unused": []}), 0)["segment"]
+    vectors = 3 * llama()["hidden_size"]
+    assert segment.start[OPTIMIZER] == pytest.approx(2 * 4 * vectors, abs=3 * 4), "moments, and three counts of steps"
+    assert all(point[TEMPORARY] == 0 for point in segment.points)
 
 
 @pytest.mark.parametrize(("weight_decay", "copies"), [(0.0, 0), (0.01, 1)])

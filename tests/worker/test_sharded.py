@@ -4,13 +4,15 @@ import importlib
 import importlib.util
 import json
 import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from worker_knobs import gpt2, knob_values, llama
+from worker_knobs import gpt2, knob_values, llama, trace_uncached
 
 from trainfast_runner.machine.training_python import WORKER_FOLDER
+from trainfast_runner.settings.spec import resolve
 
 pytestmark = pytest.mark.ci
 
@@ -100,6 +102,59 @@ def test_other_families_split_their_sequences(train, family, fields, knobs):
     assert run.record("actual")["sequence_parallel"] == "on"
 
 
+MIXTRAL = llama(family="mixtral", num_key_value_heads=2, num_local_experts=4)
+
+
+@pytest.mark.parametrize("strategy", ["tp", "ddp+tp", "fsdp+tp"])
+def test_experts_lie_whole_on_one_rank_each(train, strategy):
+    single = train(model=MIXTRAL, **STEPS)
+    assert single.losses()[-1] <= FALL * single.losses()[0]
+    run = train(model=MIXTRAL, **SHARDED[strategy], ep_degree=2)
+    assert run.code == 0, run.stderr[-3000:]
+    assert run.losses() == same_as(single.losses())
+    for rank in range(SHARDED[strategy]["ranks"]):
+        assert run.losses(rank) == run.losses()
+        actual = run.record("actual", rank)
+        assert (actual["wrapper"], actual["mesh"], actual["ep_degree"]) == (*RAN[strategy], 2)
+        assert actual["parameters"] == single.record("actual")["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "knobs"),
+    [
+        ("mixtral", {"num_local_experts": 6}, {"checkpointing": "full", "seq_len": 31, "batch_size": 3}),
+        (
+            "qwen3_moe",
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            {"attention": "eager", "grad_clip": 0.1},
+        ),
+        ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 1}, {"grad_accum": 2}),
+    ],
+)
+def test_other_mixtures_spread_their_experts(train, family, fields, knobs):
+    """Tokens that do not divide, a norm over all slices, and an expert that every token has."""
+    asked = {"model": llama(family=family, num_key_value_heads=2, **fields), "steps": 4, **knobs}
+    run = train(**asked, ranks=2, strategy="tp", ep_degree=2)
+    assert run.code == 0, run.stderr[-3000:]
+    assert run.losses() == same_as(train(**asked).losses()), run.stderr[-3000:]
+    assert run.record("actual")["ep_degree"] == 2
+    assert train(**asked, ranks=2, strategy="tp").record("actual")["ep_degree"] == 1
+
+
+def test_the_memory_of_spread_experts_is_predicted(train):
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_local_experts": 8}
+    model = {**MIXTRAL, **sizes}
+    knobs = {"strategy": "tp", "ep_degree": 2, "batch_size": 16, "seq_len": 128, "steps": 3, "timing_warmup": 2}
+    run = train(model=model, ranks=2, **knobs)
+    assert run.code == 0, run.stderr[-3000:]
+    measured = max(step["peak_allocated_bytes"] or 0 for rank in range(2) for step in run.steps(rank))
+    asked = [f"model.{name}={value}" for name, value in model.items() if name != "family"]
+    asked += [f"{name}={value}" for name, value in knobs.items()]
+    spec = resolve("moe-small", [*asked, "precision=fp32", "optimizer=adamw", "devices=2"])
+    predicted = trace_uncached(spec).predict(spec, 2).total_bytes
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
 def test_a_mis_sharded_run_fails_the_same_comparison(start, environment, reference):
     folder, command = start(**{**SHARDED["tp"], "steps": 4})
     broken = folder / "mis_sharded.py"
@@ -165,6 +220,12 @@ def test_a_degree_that_does_not_divide_is_refused():
     plan_for = in_worker("strategies.tensor_parallel").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="tp_degree=5 does not divide the 768 columns"):
         plan_for(a_model("gpt2", n_layer=1), 5)
+
+
+def test_a_transformers_without_its_exchange_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
+    with pytest.raises(in_worker("invalid").InvalidInput, match="ep_degree needs the expert parallelism of transf"):
+        in_worker("strategies.tensor_parallel").dispatch_tokens(torch.nn.Module(), None)
 
 
 def test_layers_are_spread_in_order_and_fetch_their_inputs():

@@ -49,6 +49,7 @@ TURNS = (
     ({}, {}),
     ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
     ({"optimizer": "adamw-fused"}, {"optimizer_implementation": "fused"}),
+    ({"optimizer": "muon"}, {"optimizer": "MuonAdamW", "optimizer_implementation": None}),
     ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}),
     ({"attention": "eager"}, {"attention": "eager"}),
     ({"checkpointing": "full"}, {"checkpointing": "full"}),

@@ -26,16 +26,20 @@ from trainfast_runner.export.export_text import (
     torchrun_words,
 )
 from trainfast_runner.records.json_lines import DAMAGE, read_regular
+from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.worker_lines import ActualLine, newest_of_first_rank
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_default, trainer_fields
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
 from trainfast_runner.worker.catalog import (
+    ADAPTER_KNOBS,
     FIRST_VERSIONS,
     LEVERS,
     OPTIMIZERS,
+    WITH_ADAPTERS,
     StrategyEntry,
     levers_of_fields,
     named_fields,
@@ -246,7 +250,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     elsewhere = [
         f"{name}={KNOBS_BY_NAME[name].text_of(knobs[name])}: {KNOBS_BY_NAME[name].same_as.training_args}"
         for name in settings_to_express(knobs)
-        if name not in (*left_out, "strategy")
+        if name not in (*left_out, "strategy", "method", *ADAPTER_KNOBS)
         and not has_field(name, arguments)
         and (name != "devices" or (name in run.overrides and run.device == "cuda"))
     ]
@@ -256,7 +260,36 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *memory_comments(run)]
     head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
-    return ExportText(block_text(head, named_by_version(run, arguments)), left_out, TRAINING_ARGS_FILE)
+    text = block_text(head, named_by_version(run, arguments))
+    if knobs["method"] in WITH_ADAPTERS:
+        text += "\n\n" + _adapter_block(run, knobs, directory)
+    return ExportText(text, left_out, TRAINING_ARGS_FILE)
+
+
+def _adapter_block(run: RunFile, knobs: KnobValues, directory: Path) -> str:
+    """The lines that give a script's model the adapters of the run; the model's own name is the script's.
+
+    Raises UserError for a run that ended before it had a model, which alone knows the names of its layers.
+    """
+    actual = newest_of_first_rank(read_worker_lines(directory), ActualLine)
+    if actual is None or not actual.adapted_layers:
+        message = f"{run.run_id} ended before its model had adapters, so the names of their layers are unknown"
+        raise UserError(message, key="lora_targets", advice=f"trainfast-tui run {run.name}, and the export of that run")
+    packages = [f"{name} {run.versions[name]}" for name in ("peft", "bitsandbytes") if run.versions.get(name)]
+    rank = knobs["lora_rank"]
+    config = {"r": rank, "lora_alpha": rank, "lora_dropout": 0.0, "target_modules": actual.adapted_layers}
+    lines = ["# For the model, before the Trainer gets it" + (f" ({', '.join(packages)})" if packages else "")]
+    if knobs["method"] == "qlora":
+        dtype = "float16" if knobs["precision"] == "fp16" else "bfloat16"
+        bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        lines += ["import torch", "from transformers import BitsAndBytesConfig", "", "bits = BitsAndBytesConfig("]
+        lines += [*(_argument(*argument) for argument in bits.items())]
+        lines += [f"{INDENT}bnb_4bit_compute_dtype=torch.{dtype},", ")"]
+        lines += ["# model = AutoModelForCausalLM.from_pretrained(..., quantization_config=bits)", ""]
+    lines += ["from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training", "", "lora = LoraConfig("]
+    lines += [_argument(name, value) for name, value in config.items()]
+    prepared = "prepare_model_for_kbit_training(model)" if knobs["method"] == "qlora" else "model"
+    return "\n".join([*lines, ")", f"# model = get_peft_model({prepared}, lora)"])
 
 
 def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:

@@ -28,7 +28,7 @@ from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, from_preset, published_for, resolve, spec_of_record, strategy_of
 from trainfast_runner.units import asks_for_cpu, largest_fitting, mebibytes
-from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, WITH_ADAPTERS
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.tracing import TraceProgress
@@ -356,14 +356,16 @@ def model_size(config: Mapping[str, Any]) -> ModelSize | None:
     return ModelSize(blocks + tables, max(block, vocabulary))
 
 
-def bytes_per_parameter(precision: str, optimizer: str) -> int:
-    """Weights, gradients and optimizer states of one device that keeps everything.
+def bytes_per_parameter(precision: str, optimizer: str, method: str = "full") -> int:
+    """Weights, gradients and optimizer states of one device that keeps everything; with adapters the frozen weights.
 
     fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
     """
     formats, entry = PRECISIONS[precision], OPTIMIZERS[optimizer]
     width = formats.weight_bytes
-    states = entry.state_tensors * (1 if entry.eight_bit else width)
+    if method in WITH_ADAPTERS:
+        return 1 if method == "qlora" else width + (formats.compute_bytes if formats.is_mixed else 0)
+    states = round(entry.state_tensors * (entry.state_bytes or width))
     return 2 * width + states + (formats.compute_bytes if formats.is_mixed else 0)
 
 
@@ -377,6 +379,9 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
     width = formats.compute_bytes if strategy.is_zero else formats.weight_bytes
+    if knobs["method"] == "qlora":
+        # Less than half a byte no weight takes.
+        return parameters // 2
     shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
     return parameters * width // shards
 
@@ -397,7 +402,9 @@ def limit_below_weights_error(spec: RunSpec, parameter_count: int | None, device
     )
 
 
-def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
+def state_bytes(
+    size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str, method: str = "full"
+) -> int:
     """Estimated bytes of weights, gradients and states that each of `devices` keeps: all, or a share under a strategy
     that shards the weights, beside the largest layer, which is gathered whole; offloaded parts are in host memory.
     """
@@ -406,4 +413,4 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     if entry.offloads:
         return gathered_bytes or size.parameters * 2 * PRECISIONS[precision].compute_bytes
     shards = devices if gathered_bytes else 1
-    return gathered_bytes + size.parameters * bytes_per_parameter(precision, optimizer) // shards
+    return gathered_bytes + size.parameters * bytes_per_parameter(precision, optimizer, method) // shards

@@ -36,8 +36,8 @@ from trainfast_runner.worker.shared.words import (
     MEMORY_PHASES,
     NO_WORK,
     OPTIMIZER,
-    PARAMS,
     TRACED_MICRO_BATCHES,
+    WEIGHTS,
 )
 
 MAX_BATCH = 1 << 24
@@ -150,7 +150,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
             rule = memory_rule(knobs, ranks, self)
             # Before the step there are parameters, buffers and optimizer states.
             start = tuple(
-                value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
+                value if index in (*WEIGHTS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
             )
             step = list(moments(segments, self.stacks, start, batch, whole_number(knobs, "grad_accum")))
             # The optimizer's step is on top of what forward and backward left: the batch itself.

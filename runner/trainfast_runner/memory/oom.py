@@ -52,7 +52,7 @@ from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 GROWING_CATEGORIES = {
-    MODEL_PHASE: ("params",),
+    MODEL_PHASE: ("params", "frozen", "quantized"),
     "forward": ("activations", "temporary"),
     "backward": ("activations", "grads", "temporary", "communication"),
     OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),

@@ -214,7 +214,7 @@ def knob_changes(
     half, half_speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
     is_foreach = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
     fuses = is_foreach and phase not in BATCH_PHASES
-    shrinks = optimizer.state_tensors >= 2 and not optimizer.eight_bit
+    shrinks = optimizer.state_tensors >= 2 and optimizer.state_bytes is None
     halves = not precision.has_half_weights and has_bf16
     compiles, by_trainer = knobs["compile"] != "off", knobs["engine"] == "trainer"
     recomputes, pure_costs = knobs["checkpointing"] == "full", f"{bf16_speed}; updates lose precision"

@@ -105,9 +105,9 @@ def _fully_sharded(share: Share, moment: Moment) -> RankBytes:
     gathered_width = formats.compute_bytes if formats.is_mixed else model.weight_width
     made_grads = reduced_grads = live.grads / gathered_width
     if moment.in_backward and moment.position is not None:
-        reduced_grads = model.size_after(moment.position)
+        reduced_grads = model.trained_share * model.size_after(moment.position)
     elif moment.in_backward:
-        block_grads = sum(model.block_sizes)
+        block_grads = model.trained_share * sum(model.block_sizes)
         reduced_grads = block_grads if made_grads >= block_grads else 0.0
     whole_grads = made_grads if share.accumulates else max(0.0, made_grads - reduced_grads)
     whole_width = model.gradient_width if share.accumulates else gathered_width
@@ -118,9 +118,10 @@ def _fully_sharded(share: Share, moment: Moment) -> RankBytes:
     elif moment.in_backward:
         communication += gathered_width * block
     if moment.in_backward:
-        communication += FP32_BYTES * block
+        communication += FP32_BYTES * model.trained_share * block
     return live._replace(
         params=live.params / ranks,
+        frozen=live.frozen / ranks,
         grads=whole_grads * whole_width + (made_grads - whole_grads) * model.gradient_width / ranks,
         optimizer=live.optimizer / ranks,
         communication=communication,

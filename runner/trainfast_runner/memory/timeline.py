@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared.words import GRADS, NO_WORK, PARAMS, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.words import (
+    GRADS,
+    NO_WORK,
+    PARAMS,
+    TRACED_CATEGORIES,
+    TRACED_MICRO_BATCHES,
+    WEIGHTS,
+)
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
@@ -28,6 +35,8 @@ class RankBytes(NamedTuple):
     optimizer: float = 0.0
     activations: float = 0.0
     temporary: float = 0.0
+    frozen: float = 0.0
+    quantized: float = 0.0
     communication: float = 0.0
 
 
@@ -132,12 +141,21 @@ class WholeModel(StepTrace, frozen=True, kw_only=True, dict=True):
     @cached_property
     def weight_width(self) -> float:
         """Bytes of one weight."""
-        return self.before_optimizer[PARAMS] / max(1, self.parameters)
+        return self._weight_bytes / max(1, self.parameters)
+
+    @cached_property
+    def _weight_bytes(self) -> float:
+        return sum(self.before_optimizer[index] for index in WEIGHTS)
+
+    @cached_property
+    def trained_share(self) -> float:
+        """Share of the weights that is trained: 1 without frozen ones."""
+        return self.before_optimizer[PARAMS] / max(1, self._weight_bytes)
 
     @cached_property
     def gradient_width(self) -> float:
         """Bytes of one gradient."""
-        return self.before_optimizer[GRADS] / max(1, self.parameters)
+        return self.before_optimizer[GRADS] / max(1, self.parameters * self.trained_share)
 
     @cached_property
     def block_sizes(self) -> list[int]:

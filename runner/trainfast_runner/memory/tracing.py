@@ -32,14 +32,14 @@ from trainfast_runner.records.run_directory import locked
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_of
-from trainfast_runner.worker.catalog import LEVERS
+from trainfast_runner.worker.catalog import ADAPTER_KNOBS, LEVERS, WITH_ADAPTERS
 from trainfast_runner.worker.shared.host import make_private
 from trainfast_runner.worker.shared.words import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", *(name for name, entry in LEVERS.items() if entry.is_traced))
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
-TRACE_FORMAT = "8"
+TRACE_FORMAT = "9"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -99,7 +99,12 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     # A rank of tensor parallelism has a part of the model, of other shapes.
     if strategy.is_tensor_parallel:
         shared_fields["tp_degree"] = spec.knobs["tp_degree"]
+    if "ep_degree" in strategy.knobs and spec.knobs["ep_degree"] != 1:
+        shared_fields["expert_parallel"] = True
     step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
+    # With method=full no other parameters are there.
+    adapters = {name: spec.knobs[name] for name in ADAPTER_KNOBS if spec.knobs["method"] in WITH_ADAPTERS}
+    step["knobs"] |= adapters
     if "sequence_parallel" in strategy.knobs and spec.knobs["sequence_parallel"] == "on":
         step["sequence_parallel"] = True
     step["knobs"]["precision"] = precision
@@ -121,6 +126,8 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
         "attention": "eager",
         # Without decay SGD has no copy of its gradients: how much decay changes nothing.
         "weight_decay": float(bool(spec.knobs["weight_decay"])),
+        "method": spec.knobs["method"],
+        **adapters,
     }
     return step, {**shared_fields, "part": "optimizer", "knobs": knobs}
 

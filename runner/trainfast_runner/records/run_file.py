@@ -211,6 +211,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
     """The allocator's peak: the sum of all below but `context_bytes`."""
     params_bytes: int = 0
+    frozen_bytes: int = 0
+    quantized_bytes: int = 0
     grads_bytes: int = 0
     optimizer_bytes: int = 0
     activations_bytes: int = 0

@@ -77,6 +77,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     zero_stage: Count | None = None
     mesh: dict[str, Degree] | None = None
     sequence_parallel: str | None = None
+    ep_degree: Degree | None = None
     pipeline_stages: Count | None = None
     compiled: bool | None = None
     compiled_blocks: Count | None = None
@@ -94,7 +95,12 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None
     """The reason that an optimizer class runs which the strategy does not prefer; None for the preferred one."""
+    method: str | None = None
+    """`full`, `lora` or `qlora`; a script's adapters count too."""
     parameters: int | None = None
+    trainable_parameters: int | None = None
+    adapted_layers: list[str] | None = None
+    """Names of the layers with adapters, each once for all blocks, as peft's `target_modules` takes them."""
     # As the model's configuration has them: some families keep a list here.
     layers: Any = None
     hidden_size: Any = None

@@ -19,6 +19,7 @@ from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RU
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
+from trainfast_runner.worker.catalog import WITH_ADAPTERS
 
 T = TypeVar("T")
 
@@ -278,7 +279,9 @@ def _exchange(window: MeasuredWindow) -> Figures:
         advice = "a larger batch_size computes more for each exchange"
     forward_ms, backward_ms = window.mean_ms("forward") or None, window.mean_ms("backward")
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
-    factor = BACKWARD_OVER_FORWARD[run.knobs.get("checkpointing") == "full"]
+    # Frozen weights have no gradients to compute.
+    has_adapters = run.knobs.get("method") in WITH_ADAPTERS
+    factor = BACKWARD_OVER_FORWARD[run.knobs.get("checkpointing") == "full"] - has_adapters
     expected_ms = _known(lambda forward: factor * forward, forward_ms)
     exposed_ms = _known(lambda backward, expected: max(0.0, backward - expected), backward_ms, expected_ms)
     return {

@@ -49,7 +49,7 @@ from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.results.script_steps import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.device_counts import ranks_with_samples
-from trainfast_runner.settings.precisions import peak_precision
+from trainfast_runner.settings.precisions import computing_precision, peak_precision
 from trainfast_runner.worker.shared.memory_limit import KEPT, ORDINARY, STRICT
 from trainfast_runner.worker.shared.words import STEP_PHASES
 
@@ -236,7 +236,7 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: record.Throu
     tera_samples_per_s = rate / run.devices_used / 1e12
     model_tflops = ran.model_flops_per_sample * tera_samples_per_s
     hardware_tflops = model_tflops + (ran.recomputed_flops_per_sample or 0.0) * tera_samples_per_s
-    precision = str(run.knobs.get("precision"))
+    precision = computing_precision(run.knobs)
     ceiling_tflops = run.calibrated_tflops.get(peak_precision(precision))
     if run.device == "cpu":
         # The ranks share the cores, of which the calibration took all.

@@ -32,7 +32,7 @@ from trainfast_runner.records.worker_lines import (
     error_of,
 )
 from trainfast_runner.settings.device_counts import axis_degree, expected_mesh
-from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.precisions import PRECISIONS, computing_precision
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
@@ -101,6 +101,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         yield f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage
         if "sequence_parallel" in strategy.knobs:
             yield "sequence_parallel", knobs.get("sequence_parallel"), ran.sequence_parallel
+        if "ep_degree" in strategy.knobs:
+            yield "ep_degree", knobs.get("ep_degree"), ran.ep_degree
         yield "reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard
     formats = PRECISIONS.get(str(knobs.get("precision")))
     if formats is not None:
@@ -108,7 +110,8 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         is_zero = strategy is not None and strategy.is_zero
         param_dtype = formats.compute_dtype if is_zero else formats.param_dtype
         yield f"precision={formats.name} (param_dtype)", param_dtype, ran.param_dtype
-        yield f"precision={formats.name} (compute_dtype)", formats.compute_dtype, ran.compute_dtype
+        compute_dtype = PRECISIONS[computing_precision(knobs)].compute_dtype
+        yield f"precision={formats.name} (compute_dtype)", compute_dtype, ran.compute_dtype
         has_float8 = None if ran.float8_layers is None else ran.float8_layers > 0
         yield f"precision={formats.name} (float8_layers)", formats.name == "fp8", has_float8
     if optimizer is not None:

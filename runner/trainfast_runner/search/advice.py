@@ -186,15 +186,19 @@ def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> 
     if size is None or not gpu_bytes:
         strategy = "single" if count < 2 else "ddp"
         return strategy, "the model's size is not known here; this is what suits a model that fits one GPU."
-    precision, optimizer = str(spec.knobs["precision"]), str(spec.knobs["optimizer"])
+    precision, optimizer, method = (str(spec.knobs[name]) for name in ("precision", "optimizer", "method"))
 
     def fits(strategy: str) -> bool:
-        needed_bytes = state_bytes(size, strategy, count, precision, optimizer) + CONTEXT_BYTES
+        needed_bytes = state_bytes(size, strategy, count, precision, optimizer, method) + CONTEXT_BYTES
         return needed_bytes <= FITTING_SHARE * gpu_bytes
 
+    each_bytes, all_bytes = (
+        bytes_per_parameter(precision, optimizer, method),
+        state_bytes(size, "single", count, precision, optimizer, method),
+    )
     estimate = (
-        f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
-        f" = {short_gibibytes(state_bytes(size, 'single', count, precision, optimizer))} of weights, gradients and"
+        f"estimate: {each_bytes} bytes x {_short_count(size.parameters)} parameters"
+        f" = {short_gibibytes(all_bytes)} of weights, gradients and"
         f" states, of {short_gibibytes(gpu_bytes)} a GPU, activations not counted"
     )
     if count < 2:

@@ -200,8 +200,9 @@ def _ranks(facts: Facts) -> Refusals:
     for name in facts.spec.overrides:
         knob = KNOBS_BY_NAME.get(name)
         if knob is not None and not knob.applies(facts.knobs):
-            belongs = f"it belongs to strategy {' or '.join(knob.only_with)}"
-            yield refusal(name, f"{name} does nothing with strategy={strategy.name}; {belongs}", f"leaving {name} out")
+            belongs = f"it belongs to {knob.obeyed_by} {' or '.join(knob.only_with)}"
+            does_nothing = f"{name} does nothing with {knob.obeyed_by}={facts.knobs[knob.obeyed_by]}"
+            yield refusal(name, f"{does_nothing}; {belongs}", f"leaving {name} out")
     if isinstance(limit, str):
         figures, ranks = len(parse_bytes_per_rank(limit)), facts.rank_count
         if figures not in (1, ranks):
@@ -236,6 +237,19 @@ def _programs(facts: Facts) -> Refusals:
         instead = f"{other_optimizer}, or strategy={takes} with optimizer={optimizer.name}"
         allowed = [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None]
         yield refusal("optimizer", f"optimizer={optimizer.name} {reason}", instead, allowed)
+    if optimizer.early_reason is not None:
+        early, reloads = (
+            f"it {optimizer.early_reason}, before",
+            "Accelerate reloads its state, and vectors keep one rate",
+        )
+        for knob, is_fine, reason, other in (
+            ("grad_clip", not facts.knobs["grad_clip"], f"{early} they are clipped", 0),
+            ("precision", facts.knobs["precision"] != "fp16", f"{early} they are unscaled", "bf16"),
+            ("engine", engine.name == "native", reloads, "native"),
+        ):
+            if not is_fine:
+                sentence = f"optimizer={optimizer.name} does not work with {knob}={facts.knobs[knob]}: {reason}"
+                yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}, or {knob}={other}")
     if not engine.runs(strategy.name):
         runs = " and ".join(f"strategy={name}" for name in engine.strategies)
         instead = f"engine={engine.fallback} with strategy={strategy.name}, or strategy={engine.strategies[-1]}"
@@ -263,13 +277,25 @@ def _levers_and_programs(facts: Facts) -> Refusals:
     """Levers that a strategy or an engine does not have."""
     for entry, value in facts.levers:
         asked, plain = f"{entry.name}={value.name}", f"{entry.name}={entry.plain}"
-        for knob, ran, having in (
-            ("strategy", facts.strategy.name, value.strategies),
-            ("engine", facts.engine.name, value.engines),
+        for knob, ran, having, closest in (
+            ("strategy", facts.strategy.name, value.strategies, _closest(facts.strategy, value.strategies)),
+            ("engine", facts.engine.name, value.engines, facts.engine.fallback),
         ):
             if having and ran not in having:
                 sentence = f"{asked} works with {knob} {', '.join(having)}, not with {knob}={ran}"
-                yield refusal(entry.name, sentence, f"{plain}, or {knob}={having[0]}")
+                yield refusal(entry.name, sentence, f"{plain}, or {knob}={closest}")
+        if (mode := facts.knobs["compile"]) != "off" and not value.compiles:
+            yield refusal("compile", f"{asked} does not work with compile={mode}", f"compile=off, or {plain}")
+    precision, method = facts.knobs["precision"], facts.knobs["method"]
+    if method in catalog.WITH_ADAPTERS and facts.strategy.shards and precision == "bf16-pure":
+        sentence = f"method={method} with precision=bf16-pure has fp32 adapters beside bf16 weights, and"
+        needs = f"strategy={facts.strategy.name} shards weights of one format"
+        yield refusal("precision", f"{sentence} {needs}", "precision=bf16, or strategy=ddp")
+
+
+def _closest(strategy: catalog.StrategyEntry, names: Iterable[str]) -> str:
+    """Name of the nearest strategy among `names`."""
+    return catalog.nearest_strategy(strategy, lambda other: other.name in names)
 
 
 def _levers_of_the_model(facts: Facts) -> Refusals:
@@ -284,8 +310,8 @@ def _levers_of_the_model(facts: Facts) -> Refusals:
         if families and isinstance(family, str) and family not in families:
             yield refusal(entry.name, f"{asked} can do {', '.join(families)}, and the model is {family}", plain)
         install = f"install with: {facts.python} -m pip install"
-        if value.package is not None and not facts.versions.get(value.package):
-            needs = f"{asked} needs {value.package}; {install} {value.install or value.package}"
+        if missing := [name for name in (value.package or "").split() if not facts.versions.get(name)]:
+            needs = f"{asked} needs {' and '.join(missing)}; {install} {value.install or ' '.join(missing)}"
             yield refusal(entry.name, needs, plain)
         for package, first in value.versions:
             version = facts.versions.get(package)
@@ -338,13 +364,26 @@ def _installed(facts: Facts) -> Refusals:
         if entry.package is not None and not facts.versions.get(entry.package):
             install = f"install with: {facts.python} -m pip install {entry.package}"
             yield refusal(knob, f"{knob}={entry.name} needs {entry.package}; {install}", f"{knob}={instead}")
+    has, least = facts.versions.get(optimizer.package or ""), optimizer.min_version
+    if has and least and _numbers(has) < _numbers(least):
+        sentence = (
+            f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
+        )
+        yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
     mode = facts.knobs["compile"]
+    knob, instead = ("compile", "off") if mode != "off" else ("optimizer", optimizer.fallback)
+    compiles = mode != "off" or optimizer.compiles
     variable, names, package = COMPILER_OF_DEVICE[facts.machine.device]
     chosen = os.environ.get(variable)
-    path = search_path(facts.python) if mode != "off" else ""
-    if mode != "off" and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
+    path = search_path(facts.python) if compiles else ""
+    if compiles and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
         missing = f"PATH has no {chosen or ' or '.join(names)}; install with: apt-get install {package}"
-        yield refusal("compile", f"compile={mode} needs a compiler, and {missing}", "compile=off")
+        yield refusal(knob, f"{knob}={facts.knobs[knob]} needs a compiler, and {missing}", f"{knob}={instead}")
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version's first two parts: [2, 13] for `2.13.0+cpu`."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _links(facts: Facts) -> Refusals:
@@ -493,6 +532,33 @@ def _sequence_parallel(facts: Facts) -> Refusals:
         yield refusal("seq_len", sentence, f"seq_len={longer}, or {instead}")
 
 
+def _expert_degree(facts: Facts) -> Refusals:
+    """Experts over another number of devices than share a layer."""
+    degree, experts = (whole_number(facts.knobs, name) for name in ("tp_degree", "ep_degree"))
+    if "ep_degree" in facts.strategy.knobs and experts not in (1, degree):
+        sentence = f"ep_degree={experts} is not tp_degree={degree}: the devices that share a layer share its experts"
+        yield refusal("ep_degree", sentence, f"ep_degree={degree}, or ep_degree=1")
+
+
+def _expert_parallel(facts: Facts) -> Refusals:
+    """Models whose experts cannot be spread, and degrees that do not divide them."""
+    degree, family = whole_number(facts.knobs, "ep_degree"), facts.config.get("model_type")
+    plan: Any = facts.config.get("base_model_ep_plan") or {}
+    if "ep_degree" not in facts.strategy.knobs or degree == 1:
+        return
+    asked, instead = f"ep_degree={degree}", "ep_degree=1"
+    if isinstance(family, str) and not plan:
+        known = "transformers ships none (it does for mixtral, qwen2_moe, qwen3_moe, deepseek_v3)"
+        yield refusal("ep_degree", f"{asked} has no plan for the experts of {family}: {known}", instead)
+    elif unknown := sorted({*plan.values()} - catalog.EXPERT_STYLES):
+        spreads = f"the plan of {family} spreads experts as {', '.join(unknown)}, which is not done here"
+        yield refusal("ep_degree", f"{asked}: {spreads}", instead)
+    for field in ("num_local_experts", "num_experts", "n_routed_experts"):
+        count = facts.config.get(field)
+        if isinstance(count, int) and count % degree:
+            yield refusal("ep_degree", f"{asked} does not divide the model's {count} experts (model.{field})", instead)
+
+
 def _offloading(facts: Facts) -> Refusals:
     """An `offload_path` that takes no files, without ZeRO-3, or where DeepSpeed's extension cannot be built."""
     path, strategy = facts.knobs["offload_path"], facts.strategy.name
@@ -624,12 +690,13 @@ DEVICE_RULES: tuple[Rules, ...] = (_devices, _hardware)
 VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_and_kernel_on_a_cpu, _levers_on_a_cpu)
 """Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
 KNOB_RULES: tuple[Rules, ...] = (
-    *(_ranks, _micro_batches, _programs, _optimizer_on_a_cpu, _levers_on_a_cpu, _levers_and_programs),
+    *(_ranks, _micro_batches, _expert_degree, _programs, _optimizer_on_a_cpu),
+    *(_levers_on_a_cpu, _levers_and_programs),
 )
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
     *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
-    *(_tensor_parallel, _sequence_parallel, _offloading, _data, _levers_of_the_model, _attention),
+    *(_tensor_parallel, _sequence_parallel, _expert_parallel, _offloading, _data, _levers_of_the_model, _attention),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""
 

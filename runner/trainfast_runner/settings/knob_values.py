@@ -158,20 +158,23 @@ class DeviceSelection(msgspec.Struct, frozen=True):
 
 
 class FreeText(msgspec.Struct, frozen=True):
-    """Free text (a path); None when not given."""
+    """Free text of this `form`; without `stops`, which are those of the arrows, also None."""
+
+    form: str = "a path"
+    stops: tuple[str, ...] = ()
 
     def read(self, raw: object) -> str | None:
-        if raw in (None, "none", "auto"):
+        if raw in (None, "none", "auto") and not self.stops:
             return None
         if not isinstance(raw, str) or not raw or "\0" in raw:
-            raise UserError("must be a path", allowed=[self.describe()])
+            raise UserError(f"must be {self.form}", allowed=[self.describe()])
         return raw
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        return [current]
+        return list(dict.fromkeys([*self.stops, current]))
 
     def describe(self) -> str:
-        return "a path; none"
+        return self.form if self.stops else f"{self.form}; none"
 
 
 Values = Choice | Real | BytesPerRank | DeviceSelection | FreeText
@@ -291,7 +294,8 @@ class Knob(msgspec.Struct, frozen=True):
     memory: str = "none"
     same_as: Equivalent = msgspec.field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
-    """The strategies that obey the knob; empty for all."""
+    """The strategies, or values of the knob `obeyed_by`, that obey the knob; empty for all."""
+    obeyed_by: str = "strategy"
     equivalent_values: tuple[KnobValue, ...] | Literal["all"] = "all"
     """The values that train the same at one global batch; empty if no two do."""
     changes_in_warm_process: bool = False
@@ -321,7 +325,7 @@ class Knob(msgspec.Struct, frozen=True):
 
     def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
         """True if another value can change anything in a run with these knobs."""
-        return not self.only_with or knobs["strategy"] in self.only_with
+        return not self.only_with or knobs[self.obeyed_by] in self.only_with
 
     def read(self, raw: object) -> KnobValue:
         """A typed value; raises UserError naming this knob."""

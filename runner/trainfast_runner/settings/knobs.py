@@ -31,6 +31,7 @@ from trainfast_runner.worker.catalog import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
+    WITH_ADAPTERS,
     LeverEntry,
     OptimizerEntry,
     searched_values,
@@ -39,8 +40,11 @@ from trainfast_runner.worker.catalog import (
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
-ADAMW_KERNELS = tuple(name for name, entry in OPTIMIZERS.items() if entry.path == OPTIMIZERS["adamw"].path)
-"""The optimizers that are torch's AdamW and differ only in how it is computed."""
+ADAMW_KERNELS = (
+    *(name for name, entry in OPTIMIZERS.items() if entry.path == OPTIMIZERS["adamw"].path),
+    "adamw-offload",
+)
+"""The optimizers that are torch's AdamW and differ only in how and where it is computed."""
 
 
 def _joined_help(begin: str, entries: Mapping[str, object], field: str) -> str:
@@ -127,8 +131,7 @@ KNOBS: tuple[Knob, ...] = (
         same_as=Equivalent("max_seq_length (of the data)", "", ""),
         equivalent_values=(),
     ),
-    _lever_knob(LEVERS["checkpointing"]),
-    _lever_knob(LEVERS["loss"]),
+    *map(_lever_knob, LEVERS.values()),
     Knob(
         "optimizer",
         Choice(tuple(OPTIMIZERS)),
@@ -137,14 +140,39 @@ KNOBS: tuple[Knob, ...] = (
         what=_joined_help("Optimizer that updates the weights.", OPTIMIZERS, "what"),
         speed=_joined_help("", OPTIMIZERS, "speed"),
         memory=_joined_help("", OPTIMIZERS, "memory"),
-        same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
+        same_as=Equivalent("optim", "torch.optim / bitsandbytes / torchao", "optimizer.type"),
         equivalent_values=ADAMW_KERNELS,
         changes_in_warm_process=True,
-        search_values=("adamw", "adamw-foreach", "adamw-fused"),
+        search_values=("adamw", "adamw-foreach", "adamw-fused", "adamw-offload"),
     ),
-    _lever_knob(LEVERS["attention"]),
-    _lever_knob(LEVERS["compile"]),
-    _lever_knob(LEVERS["kernels"]),
+    _lever_knob(LEVERS["method"]),
+    Knob(
+        "lora_rank",
+        Whole(1, 4096, (4, 8, 16, 32, 64, 128)),
+        default=16,
+        group="compute",
+        what="Columns of one trained matrix of an adapter, and rows of the other.",
+        speed="the adapters' own products grow in proportion: little up to 64",
+        memory="the adapters, their gradients and states grow in proportion",
+        same_as=Equivalent("r (of LoraConfig)", "r (of LoraConfig)", ""),
+        equivalent_values=(),
+        only_with=WITH_ADAPTERS,
+        obeyed_by="method",
+    ),
+    Knob(
+        "lora_targets",
+        FreeText("attention, all, or names of layers joined by + such as q_proj+v_proj", ("attention", "all")),
+        default="attention",
+        group="compute",
+        what="Layers that get an adapter. attention: every linear layer of the attentions. all: every linear layer of"
+        " the blocks. Or names of layers joined by +.",
+        speed="all has about twice the calls of attention",
+        memory="more layers, more adapters; a targeted layer's input stays until its backward",
+        same_as=Equivalent("target_modules (of LoraConfig)", "target_modules (of LoraConfig)", ""),
+        equivalent_values=(),
+        only_with=WITH_ADAPTERS,
+        obeyed_by="method",
+    ),
     Knob(
         "samples",
         Choice(("packed", "padded", "grouped")),
@@ -230,6 +258,19 @@ KNOBS: tuple[Knob, ...] = (
         speed="sends as much: an all-gather and a reduce-scatter where tp has an all-reduce",
         memory="activations outside of attentions and MLPs divided by tp_degree; with checkpointing=full nearly all",
         only_with=strategies_obeying("sequence_parallel"),
+    ),
+    Knob(
+        "ep_degree",
+        Whole(1, 64, (1, 2, 4, 8)),
+        default=1,
+        group="parallel",
+        what="Devices over which a mixture's experts are spread, each expert whole on one of them, by transformers' own"
+        " expert parallelism. 1: tp cuts the matrices of each expert; else tp_degree, which must divide the experts.",
+        speed="whole matrices, and with k experts a token less to send than tp from a degree of more than 2 k on; the"
+        " device with the most tokens holds up the others, and each layer waits for the host",
+        memory="the same weights, gradients and states as with tp; a device has the activations of the tokens routed to"
+        " its experts, more where routing is uneven",
+        only_with=strategies_obeying("ep_degree"),
     ),
     Knob(
         "pp_degree",
@@ -323,7 +364,6 @@ KNOBS: tuple[Knob, ...] = (
         " allocator retries",
         memory="what does not fit ends as out of memory",
     ),
-    _lever_knob(LEVERS["allocator"]),
     Knob(
         "engine",
         Choice(tuple(ENGINES)),

@@ -7,6 +7,7 @@ reads them in a script: neither may import this package.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -132,6 +133,13 @@ MIXED_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if preci
 TRAINER_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.in_trainer)
 ACCELERATE_NAMES = {name: entry.accelerate for name, entry in PRECISIONS.items() if entry.accelerate is not None}
 LIGHTNING_NAMES = {name: entry.lightning for name, entry in PRECISIONS.items() if entry.lightning is not None}
+
+
+def computing_precision(knobs: Mapping[str, Any]) -> str:
+    """The precision of the matrix products: matrices of four bits become half ones also in fp32."""
+    name = str(knobs.get("precision"))
+    is_half = name not in PRECISIONS or PRECISIONS[name].computes_in_half
+    return "bf16" if knobs.get("method") == "qlora" and not is_half else name
 
 
 def peak_precision(name: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .data.samples import Batch
-from .model.optimizer import Objective, rate_at
+from .model.optimizer import Objective, rate_at, set_rate
 from .records.step_log import StepRecorder
 from .spec import Knobs
 from .strategies.base import Strategy
@@ -25,8 +25,7 @@ def train(
     for step in range(1, knobs.steps + 1):
         recorder.begin_step(step)
         rate = rate_at(step, knobs)
-        for group in strategy.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(strategy.optimizer, rate)
 
         loss = forward_backward(strategy, objective, islice(batches, knobs.grad_accum), recorder.enter)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from .catalog import OPTIMIZERS
+from .catalog import OPTIMIZERS, STRATEGIES, WHOLE
 from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
@@ -24,10 +24,10 @@ from .levers.checkpointing import recomputed_share
 from .levers.compilation import compiled_blocks
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import CompileWatch, attention_of, attention_reason, build_model, unwrap
+from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_adapters, check_header, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
-from .model.optimizer import Objective, class_name, dtype_name, implementation, logits_of, optimizer_class
+from .model.optimizer import Objective, class_name, dtype_name, implementation, load_optimizer, logits_of
 from .records.record_file import WorkerLog
 from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec
@@ -38,7 +38,7 @@ NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipelin
 
 
 class ComputeDtype:
-    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
+    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook; of four bits their own.
 
     A hook inside a compiled module would be compiled into it: there the dtype is the logits', and unknown where the
     model returns its loss.
@@ -49,9 +49,11 @@ class ComputeDtype:
         layer = model if compiled else next((m for m in model.modules() if _is_matrix_product(m)), None)
         self._hook = None if layer is None else layer.register_forward_hook(self._see)
 
-    def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _see(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output if isinstance(output, torch.Tensor) else logits_of(output)
-        self.name = dtype_name(tensor.dtype) if tensor.dim() else None
+        # bitsandbytes casts the product of a layer of four bits back to its input's dtype.
+        dtype = getattr(module, "compute_dtype", tensor.dtype)
+        self.name = dtype_name(dtype) if tensor.dim() else None
         if self._hook is not None:
             self._hook.remove()
 
@@ -82,7 +84,8 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
+        check_adapters(config, spec.data.objective, spec.knobs)
+        self._optimizer = OPTIMIZERS[spec.knobs.optimizer]
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -90,6 +93,22 @@ class TrainState:
         self.batches: Iterator[Batch] = iter(())
         self._spec = replace(spec, knobs=self.knobs)
         self._config = config
+
+    def start(self) -> None:
+        """Join the other ranks, and load what the optimizer's step keeps in memory: none is counted yet."""
+        self.strategy.start()
+        config, objective = copy.deepcopy(self._config), self._spec.data.objective
+        if self._optimizer.compiles:
+            check_header("optimizer", self._optimizer.name, self._optimizer.fallback)
+            self.strategy.enter_phase("compile", f"the step of {self._optimizer.name}, once for each shape")
+        # The shapes of slices are known only once the strategy has cut them.
+        is_whole = STRATEGIES[self.knobs.strategy].parameter_form == WHOLE
+        meta = torch.device("meta")
+        load_optimizer(
+            self.knobs,
+            self.strategy.device,
+            lambda: build_model(config, objective, self.knobs, meta) if is_whole else nn.Linear(64, 64, device=meta),
+        )
 
     def load(self, samples: Samples, steps: int) -> None:
         """Start the loader for `steps` steps; no memory of its processes is measured."""
@@ -131,7 +150,7 @@ class TrainState:
             if isinstance(self.batches, CountedBatches)
             else samples * self.tokens_per_sample,
             timing_warmup=timing_warmup,
-            compile_watch=CompileWatch() if self._is_compiled else None,
+            compile_watch=CompileWatch() if self._is_compiled or self._optimizer.compiles else None,
             last_scale=self.strategy.precision.initial_scale(),
             write_actual=partial(self.write_actual, log),
         )
@@ -163,6 +182,7 @@ class TrainState:
             compiled=self._is_compiled,
             model_type=config.model_type,
             parameters=sum(whole_size(parameter) for parameter in model.parameters()),
+            trainable_parameters=sum(whole_size(p) for p in model.parameters() if p.requires_grad),
             model_flops_per_sample=flops.model if flops else None,
             recomputed_flops_per_sample=flops.recomputed if flops else None,
             notebook_flops_per_sample=flops.notebook if flops else None,

@@ -60,7 +60,7 @@ class Training:
         if spec.role not in (PROBE, TRIAL):  # these open loaders for settings of their own
             self.state.load(self.samples, spec.knobs.steps)
         self.strategy.enter_phase = log.enter
-        self.strategy.start()
+        self.state.start()
         self.memory = make_memory_meter(self.strategy.devices, spec.memory_limit_bytes, allocator)
 
     def run(self) -> None:

@@ -255,7 +255,7 @@ class TrialRunner:
         gc.collect()
         self.memory.return_freed()
         self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
-        state.strategy.start()
+        state.start()
         self.memory.start(untimed)
         state.build(self.samples)
         # Only now: with the head start of a model's build a slow loader would look fast for as long as a trial takes.

@@ -297,7 +297,7 @@ def _print_help(entry: Knob) -> None:
     print_line(f"{entry.name}: {entry.what}")
     rows = [("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)]
     rows += [("takes", entry.values.describe()), ("default", entry.text_of(entry.default))]
-    rows += [("only with", f"strategy {', '.join(entry.only_with)}")] if entry.only_with else []
+    rows += [("only with", f"{entry.obeyed_by} {', '.join(entry.only_with)}")] if entry.only_with else []
     rows += [(tool.replace("_", "-"), name) for tool, name in asdict(entry.same_as).items()]
     print_lines(pair_lines((f"  {label}", text) for label, text in rows if text))
 

@@ -205,11 +205,11 @@ class NextRun:
         return replace(self, spec=spec).after_turning(name)
 
     def after_turning(self, name: str) -> Self:
-        """Return a copy in which every override that does nothing with a new strategy is reset."""
+        """Return a copy in which every override that does nothing with a new strategy or method is reset."""
         next_run = self
-        for override in self.spec.overrides if name == "strategy" and self.script is None else ():
+        for override in self.spec.overrides if self.script is None else ():
             entry = KNOBS_BY_NAME.get(override)
-            if entry is not None and entry.only_with and not entry.applies(self.spec.knobs):
+            if entry is not None and entry.obeyed_by == name and not entry.applies(self.spec.knobs):
                 next_run = next_run.reset(override)
         return next_run
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CATEGORY_WORDS = {
     "params": "parameters",
+    "frozen": "frozen parameters",
+    "quantized": "quantized parameters",
     "grads": "gradients",
     "optimizer": "optimizer states",
     "activations": "activations",

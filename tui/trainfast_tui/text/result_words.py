@@ -188,6 +188,10 @@ def _ran_as(actual: Actual, world_size: int) -> str:
     if actual.attention:
         reason_words = f" ({actual.attention_reason})" if actual.attention_reason else ""
         words.append(f"{actual.attention} attention{reason_words}")
+    trained, whole = actual.trainable_parameters, actual.parameters
+    if trained is not None and whole and trained < whole:
+        method = f"{actual.method}: " if actual.method not in (None, "full") else ""
+        words.append(f"{method}{fmt.fraction(trained / whole, 2)} of {fmt.count(whole)} parameters trained")
     return fmt.plain(", ".join(words)) or ABSENT
 
 

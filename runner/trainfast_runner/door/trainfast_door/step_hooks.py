@@ -174,6 +174,20 @@ def _parameter_count(optimizer: Optimizer) -> int:
     return sum(parameter.numel() for parameter in _parameters_of(optimizer))
 
 
+def _whole_size(parameter: Any) -> int:
+    """Elements of a parameter, also of one that bitsandbytes keeps in four bits, two to a byte."""
+    shape = getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape)
+    return math.prod(shape)
+
+
+def _method(model: nn.Module) -> str:
+    """`full`, or the kind of peft's adapters in a model: `lora`, or `qlora` beside weights in four bits."""
+    if not any(hasattr(module, "lora_A") for module in model.modules()):
+        return "full"
+    quantized = any(getattr(parameter, "quant_state", None) is not None for parameter in model.parameters())
+    return "qlora" if quantized else "lora"
+
+
 def _finite(rate: Any) -> float | None:
     """The rate as a finite number; None for a tensor, which a capturable optimizer has."""
     return float(rate) if isinstance(rate, (int, float)) and math.isfinite(rate) else None
@@ -233,11 +247,14 @@ class ModelHooks:
         if model is None or not count:
             return
         # A script may divide the model among several optimizers.
-        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        sizes = [(_whole_size(parameter), parameter.requires_grad) for parameter in model.parameters()]
+        trained = sum(size for size, is_trained in sizes if is_trained)
         ancestors = [ancestor.__name__ for ancestor in type(model).__mro__]
         is_compiled_whole = ancestors[0] == "OptimizedModule"
         run.actual.update(
-            parameters=max(run.actual["parameters"], trained),
+            parameters=max(run.actual["parameters"], sum(size for size, _ in sizes)),
+            trainable_parameters=max(run.actual["parameters"], trained),
+            method=_method(model),
             wrapper=next((name for name in ancestors if name in WRAPPER_NAMES), "none"),
             compiled=is_compiled_whole or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
             attention=getattr(getattr(model, "config", None), "_attn_implementation", None),

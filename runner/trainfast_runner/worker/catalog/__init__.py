@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .levers import ADAPTER_KNOBS as ADAPTER_KNOBS
 from .levers import ALLOCATOR_VARIABLES as ALLOCATOR_VARIABLES
 from .levers import LEVERS as LEVERS
+from .levers import WITH_ADAPTERS as WITH_ADAPTERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue
 from .levers import lever_packages
@@ -17,6 +19,7 @@ from .levers import searched_values as searched_values
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import OptimizerEntry as OptimizerEntry
 from .optimizers import nearest_optimizer as nearest_optimizer
+from .strategies import EXPERT_STYLES as EXPERT_STYLES
 from .strategies import OUR_TENSOR_PLANS as OUR_TENSOR_PLANS
 from .strategies import PARAMETER_FORMS as PARAMETER_FORMS
 from .strategies import PIPELINE_OBJECTIVES as PIPELINE_OBJECTIVES
@@ -24,6 +27,7 @@ from .strategies import SCHEDULES as SCHEDULES
 from .strategies import SEQUENCE_FAMILIES as SEQUENCE_FAMILIES
 from .strategies import STRATEGIES as STRATEGIES
 from .strategies import TENSOR_STYLES as TENSOR_STYLES
+from .strategies import WHOLE as WHOLE
 from .strategies import StrategyEntry as StrategyEntry
 from .strategies import nearest_strategy as nearest_strategy
 from .strategies import strategies_obeying as strategies_obeying

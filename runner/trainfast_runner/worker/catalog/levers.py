@@ -38,7 +38,7 @@ class LeverValue:
     halves_on_gpus: bool = False
     """True if on a GPU it computes in fp16 and bf16 alone."""
     package: str | None = None
-    """The package that has to be installed."""
+    """The package that has to be installed; several joined by spaces."""
     install: str = ""
     """pip's arguments that install the package; empty if its name does."""
     versions: tuple[tuple[str, str], ...] = ()
@@ -51,6 +51,8 @@ class LeverValue:
     """The memory of it that no trace shows, in words."""
     is_any: bool = False
     """True if another tool chooses what runs, so that it is compared with nothing."""
+    compiles: bool = True
+    """False if the model does not compile with it."""
     is_searched: bool = False
     """True if a best-fit search tries it unless told otherwise."""
     needs_process: bool = False
@@ -407,8 +409,48 @@ ALLOCATOR = LeverEntry(
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables with the settings of torch's CUDA allocator, the newer name first."""
 
-LEVERS = {entry.name: entry for entry in (LOSS, CHECKPOINTING, COMPILE, ATTENTION, KERNELS, ALLOCATOR)}
-"""All levers, by name."""
+METHOD = LeverEntry(
+    name="method",
+    group="compute",
+    what="Which parameters are trained.",
+    values=(
+        LeverValue(name="full", what="all of them", trainer_fields=()),
+        LeverValue(
+            name="lora",
+            path="lora:put_adapters",
+            what="peft's LoRA: the model is frozen, and each targeted layer gets two trained matrices of lora_rank,"
+            " fp32 also in bf16-pure, scaled by 1, without dropout",
+            speed="lora computes 4N FLOPs a token, not 6N, as frozen weights get no gradients; two small products more"
+            " a targeted layer, which a small model pays for",
+            memory="lora has no gradients and states of the frozen parameters, and nearly the activations of full",
+            tolerance=None,
+            strategies=("single", "ddp", "fsdp"),
+            package="peft",
+        ),
+        LeverValue(
+            name="qlora",
+            path="lora:put_adapters",
+            what="the matrices of the blocks besides in four bits (bitsandbytes' NF4, double quantization), computing"
+            " in bf16, with precision=fp16 in fp16; embeddings, norms and the head as in lora",
+            speed="qlora makes each matrix half precision again at each use: slower than lora, on a CPU very slow",
+            memory="qlora takes half a byte a weight of the blocks, and one matrix in half precision at a time",
+            tolerance=None,
+            strategies=("single", "ddp"),
+            package="peft bitsandbytes",
+            compiles=False,
+        ),
+    ),
+    phases=("forward", "backward", "optimizer"),
+    actual="method",
+    same_as=("(LoraConfig of peft)", "(LoraConfig of peft)", ""),
+    changes_in_warm_process=False,
+)
+WITH_ADAPTERS = tuple(value.name for value in METHOD.values if value.tolerance is None)
+"""Values of `method` that freeze the model and train adapters, which `ADAPTER_KNOBS` describe."""
+ADAPTER_KNOBS = ("lora_rank", "lora_targets")
+
+LEVERS = {entry.name: entry for entry in (METHOD, CHECKPOINTING, LOSS, ATTENTION, COMPILE, KERNELS, ALLOCATOR)}
+"""All levers, by name, in the order in which they change a model."""
 
 
 def searched_values(entry: LeverEntry) -> tuple[str, ...]:
@@ -421,5 +463,5 @@ def lever_packages() -> Iterable[str]:
     """Packages that some value needs, or needs a version of."""
     for entry in LEVERS.values():
         for value in entry.values:
-            yield from (value.package,) if value.package else ()
+            yield from (value.package or "").split()
             yield from (name for name, _ in value.versions)

@@ -21,7 +21,7 @@ class OptimizerEntry:
     """
     arguments: tuple[tuple[str, bool], ...] = ()
     class_name: str
-    """Name of the class of the object that runs, to compare what ran with what was asked."""
+    """Name of the class of the object that runs, to compare what ran with what was asked; from `class_name`."""
     implementation: str | None = None
     """Name of the loop of torch that runs: loop, foreach, fused; None where the entry does not decide it."""
     what: str
@@ -32,8 +32,8 @@ class OptimizerEntry:
 
     Used for estimates before a model is traced; a trace counts the states of the live optimizer.
     """
-    eight_bit: bool = False
-    """True if an element of the states takes one byte."""
+    state_bytes: float | None = None
+    """Bytes of an element of the states, scales included; None if the states have the parameters' format."""
     loop_scratch: int = 2
     """Temporaries of a parameter's size that torch's loop over parameters (`_single_tensor_adamw`) holds at once, with
     weight decay; AdamW has two: the root of the second moment, and the quotient.
@@ -42,8 +42,17 @@ class OptimizerEntry:
     """
     refuses: tuple[tuple[str, str], ...] = ()
     """Forms of parameters that the optimizer cannot work with, each with the reason."""
+    early_reason: str | None = None
+    """The way in which the optimizer takes gradients during the backward, before they can be averaged, clipped or
+    unscaled; None if it reads them in its step."""
     package: str | None = None
     """The package that has to be installed."""
+    min_version: str | None = None
+    """The first version of `package` with the optimizer; None for any."""
+    compiles: bool = False
+    """True if torch compiles the optimizer's step, once for each shape of a parameter, in the first step."""
+    splits_matrices: bool = False
+    """True if the matrices of the layers are a group of their own, with `matrices` set."""
     needs_gpus_reason: str | None = None
     """The reason the optimizer needs GPUs; None if it runs on a CPU too."""
     fallback: str = "adamw-fused"
@@ -56,6 +65,8 @@ class OptimizerEntry:
 
     def refusal(self, strategy: StrategyEntry) -> str | None:
         """The reason the optimizer cannot work with a strategy; None if it can."""
+        if self.early_reason is not None and not strategy.one_device:
+            return f"{self.early_reason}, and strategy={strategy.name} is not of one GPU"
         reason = dict(self.refuses).get(strategy.parameter_form)
         if reason is None:
             return None
@@ -78,7 +89,7 @@ _EIGHT_BIT = OptimizerEntry(
     what="AdamW with quantized states",
     speed="as fast as AdamW",
     memory="2 bytes of states a parameter",
-    eight_bit=True,
+    state_bytes=1.0,
     refuses=(
         (SLICES, "quantizes plain tensors"),
         (SWAPPED, "keeps its quantized states per parameter"),
@@ -87,8 +98,23 @@ _EIGHT_BIT = OptimizerEntry(
     package="bitsandbytes",
     trainer_name="adamw_bnb_8bit",
 )
-_NEEDS_MATRICES_REASON = "factors whole matrices"
-"""The reason that Adafactor cannot work with flat slices."""
+_LOW_BIT = OptimizerEntry(
+    name="adamw-8bit-ao",
+    path="torchao.optim:AdamW8bit",
+    class_name="torchao.AdamW8bit",
+    what="AdamW with states that torchao quantizes, whose step torch compiles",
+    speed="about 9 % slower than AdamW on a GPU, several times on a CPU; its start compiles for seconds or minutes",
+    memory="2 bytes of states a parameter",
+    # A scale of four bytes for each block of 256.
+    state_bytes=1 + 4 / 256,
+    package="torchao",
+    min_version="0.11",
+    compiles=True,
+    fallback="adamw-8bit",
+    trainer_name="adamw_torch_8bit",
+)
+_WHOLE_MATRICES = tuple((form, "needs whole matrices") for form in (SLICES, FLAT, SWAPPED, HOST))
+"""The forms that an optimizer of matrices refuses."""
 _OPTIMIZERS = (
     _ADAMW,
     replace(
@@ -133,6 +159,51 @@ _OPTIMIZERS = (
         fallback="adamw-8bit",
         trainer_name="paged_adamw_8bit",
     ),
+    _LOW_BIT,
+    # Llama-2 7B in bf16 on an A100: fused AdamW 51.6 GB and 3200 tokens/s, 8-bit 39.1 and 4-bit 33.2 GB at 2900
+    # (torchao/optim/README.md).
+    replace(
+        _LOW_BIT,
+        name="adamw-4bit",
+        path="torchao.optim:AdamW4bit",
+        class_name="torchao.AdamW4bit",
+        what="adamw-8bit-ao with states of 4 bits",
+        speed="as adamw-8bit-ao; slower on a CPU",
+        memory="1 byte of states a parameter",
+        # A scale of four bytes for each block of 128.
+        state_bytes=0.5 + 4 / 128,
+        # 26 bytes an element (live_bytes.COMPILED_STEP_BYTES).
+        loop_scratch=7,
+        trainer_name="adamw_torch_4bit",
+    ),
+    # ViT-giant in bf16 with checkpointing on a 4070 Ti: 1.27 s and 9.82 GB without, 1.52 s and 5.24 GB offloaded;
+    # ZeRO-Offload 3.13 s and 6.85 GB (torchao/optim/README.md).
+    OptimizerEntry(
+        name="adamw-offload",
+        path="torchao.optim:CPUOffloadOptimizer",
+        class_name="CPUOffloadOptimizer",
+        what="AdamW on the host, which keeps the states; gradients are copied there during the backward",
+        speed="slower than AdamW, less so in bf16-pure and with more grad_accum; compile undoes its overlap",
+        memory="no states on the GPU; 16 bytes a parameter of page-locked host memory",
+        state_tensors=0,
+        early_reason="copies gradients to the host during the backward",
+        package="torchao",
+        min_version="0.11",
+        needs_gpus_reason="updates on the host what a GPU trains",
+    ),
+    OptimizerEntry(
+        name="muon",
+        path=".muon:MuonAdamW",
+        class_name="MuonAdamW",
+        what="Muon for the matrices of the layers, AdamW for embeddings, head and vectors; trains differently",
+        speed="15 matrix products more for each matrix and step: felt with small batches, slow on a CPU",
+        memory="4 bytes of states a parameter of the layers",
+        state_tensors=1,
+        refuses=_WHOLE_MATRICES,
+        package="torch",
+        min_version="2.9",
+        splits_matrices=True,
+    ),
     OptimizerEntry(
         name="adafactor",
         path="transformers.optimization:Adafactor",
@@ -143,12 +214,7 @@ _OPTIMIZERS = (
         speed="the slowest",
         memory="about no states",
         state_tensors=0,
-        refuses=(
-            (SLICES, "reads whole matrices"),
-            (FLAT, _NEEDS_MATRICES_REASON),
-            (SWAPPED, _NEEDS_MATRICES_REASON),
-            (HOST, _NEEDS_MATRICES_REASON),
-        ),
+        refuses=_WHOLE_MATRICES,
         trainer_name="adafactor",
     ),
     OptimizerEntry(

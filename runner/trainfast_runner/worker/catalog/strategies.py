@@ -108,7 +108,7 @@ class ScheduleEntry:
 
 ALL_STATE_PARTS = ("weights", "gradients", "states")
 """The parts of a training's state that a strategy can shard."""
-TENSOR_KNOBS = ("tp_degree", "sequence_parallel")
+TENSOR_KNOBS = ("tp_degree", "sequence_parallel", "ep_degree")
 """The knobs of a strategy with tensor parallelism."""
 PIPELINE_KNOBS = ("pp_degree", "pp_schedule", "micro_batches")
 """The knobs of a strategy with a pipeline."""
@@ -367,6 +367,8 @@ TENSOR_STYLES = {
     "colwise_rep",
 }
 """Ways of cutting a layer that `strategies/tensor_parallel.py` has, by transformers' names."""
+EXPERT_STYLES = {"grouped_gemm", "ep_dispatch_experts"}
+"""The styles of transformers' plans of expert parallelism."""
 SEQUENCE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The families that sequence parallelism can split: blocks of llama's layout, without dropout between the matrices."""
 PIPELINE_OBJECTIVES: Mapping[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from ..catalog import LEVERS, OPTIMIZERS
 from ..data.samples import Batch
 from ..levers.checkpointing import ARGUMENTS
 from ..loop import to_device
-from ..model.optimizer import Objective, logits_of, optimizer_class
+from ..model.optimizer import Objective, build_optimizer, logits_of
 from ..model.weights import init_weights
 from ..records.step_log import StepRecorder
 from ..spec import Knobs
@@ -75,17 +75,13 @@ class HfTrainer(Engine):
         """Make the Trainer with its optimizer; it wraps the model when it begins to train."""
         device = self.strategy.device
         init_weights(model, self.knobs.seed, device)
-        entry = OPTIMIZERS[self.knobs.optimizer]
-        # An optimizer without a Trainer name is passed as a class with its arguments.
-        chosen = (
-            None if entry.trainer_name else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
-        )
+        has_name = OPTIMIZERS[self.knobs.optimizer].trainer_name is not None
         self.trainer = RecordedTrainer(
             self.strategy,
             self.objective,
             model=model,
             args=training_arguments(self.knobs, device),
-            optimizer_cls_and_kwargs=chosen,
+            optimizers=(None if has_name else build_optimizer(model, self.knobs), None),
         )
         # The records have everything that this callback would print at the end.
         self.trainer.remove_callback(PrinterCallback)
@@ -172,7 +168,7 @@ class StepRecords(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Begin the optimizer's phase: gradients are complete, and clipped if asked."""
-        self._rate = self._trainer.optimizer.param_groups[0]["lr"]
+        self._rate = float(self._trainer.optimizer.param_groups[0]["lr"])
         self._trainer.recorder.enter("optimizer")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:

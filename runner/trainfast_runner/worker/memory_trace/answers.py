@@ -33,10 +33,13 @@ def traced(fields: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     try:
         import torch
 
+        from ..levers import lora
         from ..model.inspection import import_stack
         from .step_timeline import read_request
 
         import_stack([(request["model"], request["objective"]) for request in fields])
+        for method in {request["knobs"]["method"] for request in fields}:
+            lora.import_packages(method)
 
         # A fork of a process whose kernels have run on several threads hangs at its first kernel.
         torch.set_num_threads(1)

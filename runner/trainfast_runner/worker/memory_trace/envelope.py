@@ -160,7 +160,7 @@ def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bo
             continue
         inside |= {id(nested) for nested in module.modules()}
         blocks = list(module)
-        sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
+        sizes = tuple(sum(getattr(p, "whole_numel", p.numel()) for p in block.parameters()) for block in blocks)
         if not whole and len(blocks) > keep and _all_identical(blocks, config):
             kept_blocks = [*blocks[: keep - 1], blocks[-1]]
             parent, _, child_name = name.rpartition(".")

@@ -32,6 +32,11 @@ EIGHT_BIT_COPIES = 5
 state and the quotient; a half-precision parameter adds its own copy. Measured: 20 and 24 bytes an element (bitsandbytes
 0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`).
 """
+COMPILED_STEP_BYTES = {1: 8, 2: 26}
+"""Bytes an element of the buffers in the compiled step of torchao's AdamW on a CPU, by elements in a byte of the
+states: both new moments in fp32, and for two in a byte the old codes and the new ones as int64 (torchao 0.18 with torch
+2.13: the program that torch's compiler writes).
+"""
 
 CHANNELS_OF_A_PICTURE = 3
 """oneDNN reads an input of so few channels in torch's own layout."""
@@ -111,6 +116,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "bitsandbytes" and not func._schema.returns:
             self._count_eight_bit_step(args)
             return None  # the operation has no fake kernel
+        if func.namespace == "bitsandbytes" and func._schema.name.endswith("::gemm_4bit"):
+            from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl  # late: only quantized layers call it
+
+            with self:  # its parts, of which the weight in half precision is the largest temporary
+                return _gemm_4bit_default_impl(*args, **(kwargs or {}))
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             # torch's fake kernel takes bfloat16 only; the CPU computes any dtype.
             halves = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in args[:2]]
@@ -197,6 +207,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)
         self._add_temporary(copies * SINGLE_BYTES * gradient.numel())
+
+    def count_compiled_step(self, parameter: Tensor, _gradient: Tensor, _step: Tensor, moment: Any, *_: Any) -> None:
+        """Count the buffers of torchao's compiled step of one parameter; only quantized moments have any, on a CPU.
+
+        On an A100 the step of 7B took no bytes beyond fused AdamW's (torchao/optim/README.md: peaks differ by states).
+        """
+        codes: Tensor | None = getattr(moment, "codes", None)
+        if codes is not None and self.device_type == "cpu":
+            self._add_temporary(COMPILED_STEP_BYTES[parameter.numel() // codes.numel()] * parameter.numel())
 
     def _add_temporary(self, size: int) -> None:
         """Add a moment with so many bytes more, which the dispatch cannot see."""

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -15,15 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
+from ..catalog import OPTIMIZERS
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
+from ..levers import lora
 from ..levers.checkpointing import checkpoint
 from ..loop import forward_backward
 from ..model.build import attention_of, attention_reason, build_model
 from ..model.model_config import check_seq_len, image_shape, resolve_config, tokens_per_sample, vocab_size
 from ..model.optimizer import HALF_DTYPE, Objective, build_optimizer
-from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
+from ..shared.words import FROZEN, GRADS, OPTIMIZER, PARAMS, QUANTIZED, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import Cut, cut, divide
@@ -81,7 +86,7 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
             "library_bytes": library_bytes(request.device),
             "attention": _attention(model, knobs),
             "unused": _whole_model_names(
-                stacks, [name for name, parameter in model.named_parameters() if parameter.grad is None]
+                stacks, [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
             ),
         }
 
@@ -145,7 +150,7 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
     model = build_model(config, request.objective, knobs, torch.device("meta"))
     if request.tp_degree:
-        keep_one_slice(model, request.tp_degree, request.device, sequence_parallel=request.sequence_parallel)
+        keep_one_slice(model, request)
     if request.half_weights:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(HALF_DTYPE[knobs.precision])
@@ -179,6 +184,15 @@ def _replace_with_empty(model: nn.Module, device: torch.device) -> None:
                     replacements[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 # Not the dictionary alone: an LSTM keeps a list of its weights as well.
                 setattr(module, name, replacements[id(tensor)])
+    for module in filter(lora.awaits_quantization, model.modules()):
+        lora.quantize(module, fake=True)
+
+
+def _count_weights(model: nn.Module, live_bytes: LiveBytes) -> None:
+    """Count parameters, those that are trained and those that are not, and buffers."""
+    live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    live_bytes.count_all([parameter for parameter in model.parameters() if not parameter.requires_grad], FROZEN)
+    live_bytes.count_all(lora.quantized_tensors(model), QUANTIZED)
 
 
 def _forward_backward(
@@ -188,7 +202,7 @@ def _forward_backward(
     model: Any = traced_training.strategy.module
     model.zero_grad(set_to_none=True)
     live_bytes = LiveBytes(traced_training.strategy.device.type)
-    live_bytes.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    _count_weights(model, live_bytes)
     for number, stack in enumerate(stacks):
         if stack.repeats > 1:
             live_bytes.repeats[f"{number}:1"] = stack.repeats
@@ -200,6 +214,7 @@ def _forward_backward(
     hooks += [
         parameter.register_post_accumulate_grad_hook(lambda owner: live_bytes.set_category(owner.grad, GRADS))
         for parameter in model.parameters()
+        if parameter.requires_grad
     ]
     batches = islice(_batches(traced_training, batch_size, live_bytes), traced_training.strategy.knobs.grad_accum)
     try:
@@ -246,14 +261,14 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
     is_cuda = strategy.device.type == "cuda"
     with unset_fake_temporarily():
         # bitsandbytes computes its quantization map, which is data.
-        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced_training.strategy.knobs)
+        optimizer = strategy.optimizer = optimizer_on_device(strategy.module, strategy.knobs)
         if is_cuda:
             keep_pages_aside(optimizer)
     live_bytes = LiveBytes(strategy.device.type)
-    live_bytes.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
+    _count_weights(strategy.module, live_bytes)
     watch = StepWatch(live_bytes)
     choose_foreach(optimizer, strategy.device.type)
-    with live_bytes:
+    with live_bytes, counted_compiled_steps(live_bytes):
         watch.enter("other")
         if strategy.precision.scaler is not None:
             strategy.precision.scaler.scale(torch.zeros((), device=strategy.device))
@@ -262,11 +277,41 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
                 parameter.grad = torch.empty_like(parameter)
                 live_bytes.set_category(parameter.grad, GRADS)
             states = tree_flatten(list(optimizer.state.values()))[0]
-            live_bytes.count_all([state for state in states if isinstance(state, Tensor)], OPTIMIZER)
+            parts = [part for state in states for part in plain_tensors(state)]
+            live_bytes.count_all([part for part in parts if isinstance(part, Tensor)], OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
         live_bytes.end()
     return live_bytes.segments[-1]
+
+
+SMALLEST_OFFLOADED = 4096
+"""Elements of the smallest parameter that torchao updates on the host (torchao/optim/cpu_offload.py)."""
+
+
+def optimizer_on_device(model: nn.Module, knobs: Knobs) -> Any:
+    """Build the optimizer; of one that offloads only the part that stays on the GPU, which is fused."""
+    if OPTIMIZERS[knobs.optimizer].early_reason is None:
+        return build_optimizer(model, knobs)
+    kept = nn.ParameterList(p for p in model.parameters() if p.numel() < SMALLEST_OFFLOADED)
+    return build_optimizer(kept, replace(knobs, optimizer="adamw-fused"))
+
+
+def plain_tensors(state: Any) -> list[Any]:
+    """The tensors that a state is made of: itself, or the codes, scales and map of a quantized one."""
+    if not is_traceable_wrapper_subclass(state):
+        return [state]
+    return [getattr(state, name) for name in state.__tensor_flatten__()[0]]
+
+
+@contextmanager
+def counted_compiled_steps(live_bytes: LiveBytes) -> Iterator[None]:
+    """Count torchao's compiled step of a parameter, which cannot be compiled for fake tensors."""
+    real, torch.compile = torch.compile, lambda *_, **__: live_bytes.count_compiled_step  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = real
 
 
 def choose_foreach(optimizer: Any, device_type: str) -> None:
@@ -347,21 +392,25 @@ def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
     return {"hidden": seq_len * config.hidden_size, "output": output}
 
 
-def keep_one_slice(model: nn.Module, degree: int, device_type: str, *, sequence_parallel: bool = False) -> None:
-    """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
+def keep_one_slice(model: nn.Module, request: TraceRequest) -> None:
+    """Cut `model`, which has no memory yet, into the request's `tp_degree` slices and keep the first, in place.
 
     The exchanges go through torch's fake process group, which has no other processes. Parameters are plain tensors
     here and DTensors at rest in the strategy: both have the same bytes.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    degree = request.tp_degree or 1
     if dist.is_initialized():
         # The group of another model that this process has traced, perhaps in other slices.
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
-    mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
-    plan = plan_for(model, degree, sequence_parallel=sequence_parallel)
+    mesh = init_device_mesh(request.device, (degree,), mesh_dim_names=("tp",))
+    plan = plan_for(model, degree, sequence_parallel=request.sequence_parallel, expert_parallel=request.expert_parallel)
     add_exchanges(model, plan, mesh)
+    for name in plan.dispatches:
+        experts: Any = model.get_submodule(name)
+        experts.forward = partial(_routed_evenly, experts.forward, degree)
     slices: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         for key, whole in module._parameters.items():
@@ -371,6 +420,25 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str, *, sequence_
                 part = sliced(whole.detach(), plan.slices.get(f"{name}.{key}"), 0, degree)
                 slices[id(whole)] = nn.Parameter(part, whole.requires_grad)
             module._parameters[key] = slices[id(whole)]
+
+
+def _routed_evenly(forward: Any, degree: int, states: Tensor, experts: Tensor, weights: Tensor) -> Any:
+    """Call the experts' forward as if every rank sent equally many tokens to each: fake tensors have no counts."""
+    rows = experts.numel() // degree
+    counts = [rows // degree + (index < rows % degree) for index in range(degree)]
+    with _Items(cycle(counts)):
+        return forward(states, experts, weights)
+
+
+class _Items(TorchFunctionMode):
+    """Gives these numbers, one after the other, to code that reads numbers from tensors."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return next(self.numbers) if function is Tensor.item else function(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -391,6 +459,8 @@ class TraceRequest:
     """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
     sequence_parallel: bool = False
     """True if these ranks also share the sequence between the layers' matrices."""
+    expert_parallel: bool = False
+    """True if these ranks have whole experts, not parts of each."""
     half_weights: bool = False
     """True for the weights that FSDP gathers in mixed precision: half ones, under autocast."""
     stages: int | None = None

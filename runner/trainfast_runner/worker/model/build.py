@@ -5,6 +5,7 @@ The `compile` knob is torch.compile of the module whose forward the loop calls, 
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import inspect
 import sys
@@ -17,13 +18,15 @@ import torch
 import transformers
 from torch import nn
 
+from ..catalog import WITH_ADAPTERS
 from ..invalid import InvalidInput, one_line
-from ..levers import apply_levers, float8
+from ..levers import apply_levers, float8, lora
 from ..levers.attention_kernel import IMPLEMENTATIONS
+from ..levers.blocks import outermost_blocks
 from ..levers.compilation import mode_of
 from ..spec import Knobs
 from .model_config import HEAD_OF_OBJECTIVE, check_family
-from .weights import outermost_blocks, without_weights
+from .weights import without_weights
 
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
@@ -39,6 +42,18 @@ def import_model_code(config: Any, objective: str) -> None:
     # `build_model` reports a class that does not exist.
     with suppress(KeyError):
         model_class(objective)._model_mapping[type(config)]
+
+
+def check_adapters(config: Any, objective: str, knobs: Knobs) -> None:
+    """Import the packages of adapters and look for their layers, before the model's memory is counted.
+
+    Raises InvalidInput for a target that the model does not have.
+    """
+    lora.import_packages(knobs.lever("method"))
+    if knobs.lever("method") in WITH_ADAPTERS and type(config) in model_class(objective)._model_mapping:
+        with torch.device("meta"):
+            model = model_class(objective).from_config(copy.deepcopy(config), trust_remote_code=False)
+        lora.targeted(model, str(knobs.others["lora_targets"]))
 
 
 def _check_head(config: Any, objective: str) -> None:
@@ -141,7 +156,7 @@ def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
     """
     if knobs.compile == "off":
         return module
-    check_header(knobs)
+    check_header("compile", knobs.compile, "off")
     if knobs.compile == "blocks":
         blocks = outermost_blocks(module)
         if not blocks:
@@ -164,17 +179,20 @@ def unwrap(module: nn.Module) -> nn.Module:
     return unwrapped
 
 
-def check_header(knobs: Knobs) -> None:
-    """Raise InvalidInput, naming the package to install, if this Python has no header to compile kernels against."""
+def check_header(knob: str, value: str, instead: str) -> None:
+    """Raise InvalidInput, naming the package to install, if this Python has no header to compile kernels against.
+
+    `value` of the knob compiles; `instead` does not.
+    """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise InvalidInput(
-            f"compile={knobs.compile} builds against {header}, which is not there; install with: "
+            f"{knob}={value} builds against {header}, which is not there; install with: "
             f"apt-get install python{version}-dev",
-            key="compile",
-            allowed=["off"],
-            nearest="off",
+            key=knob,
+            allowed=[instead],
+            nearest=instead,
         )
 
 

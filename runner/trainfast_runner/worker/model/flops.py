@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from ..levers.blocks import outermost_blocks
 from ..shared.words import split_tokens
 from .model_config import active_share, head_size, image_part, patches, text_part, tokens_per_sample
-from .weights import outermost_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""
@@ -30,7 +30,8 @@ class SampleFlops:
     recomputed: float
     """Those of activations computed again, on top of `model`."""
     notebook: float | None
-    """Those by the formula of the "Transformers Benchmarks" notebook, for BERT and GPT-2; None for other models."""
+    """Those by the formula of the "Transformers Benchmarks" notebook, for BERT and GPT-2; None for other models, and
+    with frozen parameters."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class _Shape:
 def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointed_share: float) -> SampleFlops | None:
     """Count the FLOPs of one sample; None if the configuration lacks a field. Call it before the model is sharded.
 
-    Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
-    parameters that multiply that token: not the input embeddings, whose lookup is free, unless they are tied to the
+    Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). Frozen parameters
+    cost 4, not 6: forward and the gradient of the input. N counts the parameters that multiply that token: not the
+    input embeddings, whose lookup is free, unless they are tied to the
     output projection; only the active share of a mixture's experts. An encoder's parameters multiply the encoder's
     tokens, a decoder's its own. Attention is counted whole, without halving for causality. Checkpointing repeats
     the forward of its share of the layers, a third of their FLOPs, but nothing outside of them. (torch leaves out a
@@ -69,13 +71,13 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointe
     if objective == "image-classification" and patches(config) is None:
         return None
     shape = _shape(config, part, layers, objective, seq_len)
-    everywhere, in_layers = _multiplications(model, part, shape)
+    everywhere, in_layers, trained = _multiplications(model, part, shape)
     attention = 6.0 * heads * 2 * head_size(part) * shape.scores
     notebook = None
-    if objective in ("causal-lm", "masked-lm"):
+    if objective in ("causal-lm", "masked-lm") and trained == everywhere:
         notebook = (3 + checkpointed_share) * notebook_forward(layers, hidden, seq_len, int(part.vocab_size))
     return SampleFlops(
-        model=6.0 * everywhere + attention,
+        model=4.0 * everywhere + 2.0 * trained + attention,
         recomputed=checkpointed_share * (6.0 * in_layers + attention) / 3,
         notebook=notebook,
     )
@@ -98,15 +100,15 @@ def _shape(config: Any, part: Any, layers: int, objective: str, seq_len: int) ->
     return _Shape(layers, seq_len)
 
 
-def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float, float]:
-    """Return two sums of parameter size x tokens multiplied: over all parameters, and over those of the layers."""
+def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float, float, float]:
+    """Return sums of parameter size x tokens multiplied: over all parameters, those of the layers, and the trained."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None
     looked_up.discard(id(getattr(output, "weight", None)))
     active = active_share(part)
     layered = {id(parameter) for block in outermost_blocks(model) for parameter in block.parameters()}
-    total = in_layers = 0.0
+    total = in_layers = trained = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in looked_up or _ADDED.search(name):
             continue
@@ -114,7 +116,8 @@ def _multiplications(model: nn.Module, part: Any, shape: _Shape) -> tuple[float,
         multiplied = parameter.numel() * share * _tokens(name, shape)
         total += multiplied
         in_layers += multiplied if id(parameter) in layered else 0.0
-    return total, in_layers
+        trained += multiplied if parameter.requires_grad else 0.0
+    return total, in_layers, trained
 
 
 def _tokens(name: str, shape: _Shape) -> int:

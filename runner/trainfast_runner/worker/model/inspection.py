@@ -27,19 +27,8 @@ A run imports them too, before its memory is counted. bitsandbytes and DeepSpeed
 they wait for the go.
 """
 HIDDEN_PACKAGES = (
-    *(
-        "accelerate",
-        "deepspeed",
-        "peft",
-        "torchao",
-        "kernels",
-        "sklearn",
-        "scipy",
-        "tensorflow",
-        "jax",
-        "flax",
-        "torchvision",
-    ),
+    *("accelerate", "deepspeed", "peft", "torchao", "kernels", "sklearn", "scipy", "torchvision"),
+    *("tensorflow", "jax", "flax"),
 )
 """Packages that transformers imports if installed, and that an answer does not use."""
 
@@ -91,9 +80,9 @@ def inspect(part: str, model: dict[str, Any] | None, objective: str, *, count: b
         config = resolve_config(model)
         check_family(config, objective)
         answer["model_type"] = config.model_type
-        # The plan belongs to the class: a configuration does not store it.
-        plan = getattr(config, "base_model_tp_plan", None)
-        answer["config"] = {**config.to_dict(), "base_model_tp_plan": plan}
+        # The plans belong to the class: a configuration does not store them.
+        plans = {name: getattr(config, name, None) for name in ("base_model_tp_plan", "base_model_ep_plan")}
+        answer["config"] = {**config.to_dict(), **plans}
         if count:
             answer["parameters"] = _count(config, objective)
         if attention:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from ..catalog import OPTIMIZERS, OptimizerEntry
 from ..data.samples import IGNORED_LABEL, Batch
+from ..levers.blocks import outermost_blocks
 from ..spec import Knobs
 
 
@@ -78,13 +80,44 @@ def optimizer_class(entry: OptimizerEntry) -> Any:
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
     """The optimizer over `model`'s trainable parameters."""
     entry = OPTIMIZERS[knobs.optimizer]
-    groups = parameter_groups(model, knobs.weight_decay)
+    groups = parameter_groups(model, knobs.weight_decay, matrices_apart=entry.splits_matrices)
     optimizer: Optimizer = optimizer_class(entry)(groups, lr=knobs.lr, **dict(entry.arguments))
     return optimizer
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def load_optimizer(knobs: Knobs, device: torch.device, make_model: Callable[[], nn.Module]) -> None:
+    """Import the optimizer's library; on a CPU step over one parameter of each shape of a model without memory.
+
+    The compiler and its programs stay in memory, as oneDNN's for products in bf16 do, and are not the training's.
+    """
+    entry = OPTIMIZERS[knobs.optimizer]
+    kind = optimizer_class(entry)
+    if device.type != "cpu" or not (entry.compiles or entry.splits_matrices):
+        return
+    for group in parameter_groups(make_model(), knobs.weight_decay, matrices_apart=entry.splits_matrices):
+        for shape, dtype in dict.fromkeys((parameter.shape, parameter.dtype) for parameter in group["params"]):
+            parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
+            parameter.grad = torch.zeros_like(parameter)
+            kind([{**group, "params": [parameter]}], lr=knobs.lr).step()
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups, in place where a compiled step reads it from a tensor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+
+
+def layer_matrices(model: nn.Module) -> set[int]:
+    """Ids of the matrices in the layers of a model, or in all of a model without a list of layers."""
+    modules = [module for block in outermost_blocks(model) or [model] for module in block.modules()]
+    owned = (m.parameters(recurse=False) for m in modules if not isinstance(m, nn.Embedding))
+    return {id(parameter) for parameters in owned for parameter in parameters if parameter.dim() == 2}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, *, matrices_apart: bool = False) -> list[dict[str, Any]]:
     """Matrices and embeddings with weight decay; biases and norms without.
+
+    With `matrices_apart` those of `layer_matrices` that decay are a group of their own, which has `matrices`.
 
     Norms and biases are vectors, except biases kept per expert or per pair of positions; those are recognized by name.
     Embeddings decay as they do in the Trainer; a table that is tied to the output projection is in one group, once.
@@ -92,19 +125,25 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     # ZeRO-3 keeps the shape of a partitioned parameter in `ds_shape`.
     decays = {name: len(getattr(p, "ds_shape", p.shape)) >= 2 and "bias" not in name for name, p in trainable}
-    groups = [
-        {"params": [p for name, p in trainable if decays[name]], "weight_decay": weight_decay},
+    apart = layer_matrices(model) if matrices_apart else set()
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trainable if decays[name] and id(p) not in apart], "weight_decay": weight_decay},
         {"params": [p for name, p in trainable if not decays[name]], "weight_decay": 0.0},
     ]
+    matrices = [p for name, p in trainable if decays[name] and id(p) in apart]
+    groups += [{"params": matrices, "weight_decay": weight_decay, "matrices": True}]
     return [group for group in groups if group["params"]]
 
 
 def class_name(optimizer: Optimizer) -> str:
     """Name of the optimizer's class, as bitsandbytes names the class with 8-bit or paged states.
 
+    torchao has classes of the same names, which get the package's name before theirs.
     The Trainer builds bitsandbytes' AdamW with `optim_bits=8` where the loop here builds AdamW8bit.
     """
     name = type(optimizer).__name__
+    if type(optimizer).__module__ == "torchao.optim.adam":
+        return f"torchao.{name}"
     if type(optimizer).__module__.startswith("bitsandbytes") and name == "AdamW":
         bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
         return f"{'Paged' if getattr(optimizer, 'is_paged', False) else ''}AdamW{'8bit' if bits == 8 else ''}"

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..invalid import InvalidInput
+from ..levers import lora
+from ..levers.blocks import outermost_blocks
 
 USUAL_STD = 0.02
 """transformers' own default for `initializer_range`."""
@@ -92,6 +94,20 @@ class _NamedModule:
 
 @torch.no_grad()
 def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
+    """Initialize the modules as those of a model without adapters, then their adapters; quantize what is to be."""
+    layers = {id(layer): name for name, layer in lora.adapted_layers(model)}
+    with lora.without_adapters(model):
+        of_base = set(model.modules())
+        _init_base(model, seed, device, [module for module in modules if module in of_base])
+    for module in modules:
+        if lora.awaits_quantization(module):
+            lora.quantize(module)
+        if id(module) in layers:
+            torch.manual_seed(_seed(seed, f"{layers[id(module)]}.lora"))
+            lora.init_adapter(module, device)
+
+
+def _init_base(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
     named_modules = list(_inner_first(model, "", model, set()))
     # The module that initializes each parameter: a tied weight has one, which may be in another part.
     initializer: dict[int, _NamedModule] = {}
@@ -162,18 +178,6 @@ def _is_uninitialized(parameter: Tensor) -> bool:
 def _seed(seed: int, name: str) -> int:
     digest = hashlib.blake2b(f"{seed}{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def outermost_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of all outermost layer lists in the order they run; an encoder's before a decoder's."""
-    blocks: list[nn.Module] = []
-    inside: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and id(module) not in inside:
-            inside |= {id(nested) for nested in module.modules()}
-            # One object may be listed under two names.
-            blocks += [block for block in module if all(block is not other for other in blocks)]
-    return blocks
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:

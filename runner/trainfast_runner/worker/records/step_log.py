@@ -151,7 +151,7 @@ class StepRecorder:
     """Tokens of a step, without padding; a function returns them for each step."""
     timing_warmup: int
     compile_watch: CompileWatch | None = None
-    """None for a module that is not compiled."""
+    """None for a module and an optimizer that are not compiled."""
     last_scale: float | None = None
     """fp16's loss scale; None without one."""
     write_actual: Callable[[], None] = lambda: None

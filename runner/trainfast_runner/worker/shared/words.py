@@ -41,10 +41,14 @@ def longest_seq_len(objective: str, positions: int) -> int:
     return positions * 2 if objective == "seq2seq" else positions
 
 
-TRACED_CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary")
-"""Categories of the live bytes of a trace, which is of one process that shares nothing."""
-PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED_CATEGORIES))
+TRACED_CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary", "frozen", "quantized")
+"""Categories of the live bytes of a trace, which is of one process that shares nothing.
+
+`params` are trained; `frozen` ones are not, and `quantized` are frozen ones in fewer bits with their scales.
+"""
+PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY, FROZEN, QUANTIZED = range(len(TRACED_CATEGORIES))
 """Places of the categories in a trace's lists of bytes."""
+WEIGHTS = (PARAMS, FROZEN, QUANTIZED)
 NO_WORK = (0.0, 0.0, 0.0)
 """Calls of operations, FLOPs, bytes moved."""
 TRACED_MICRO_BATCHES = 2

@@ -48,8 +48,12 @@ class TensorParallel(MeshStrategy):
 
     def cut_in_turn(self, model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[Part]:
         """Yield the parts of `model`, each initialized and cut; of `modules` only, if given."""
-        is_asked = self.knobs.others["sequence_parallel"] == "on" and not STRATEGIES[self.knobs.strategy].is_pipeline
-        plan = plan_for(model, self.degrees["tp"], sequence_parallel=is_asked)
+        knobs, is_whole = self.knobs.others, not STRATEGIES[self.knobs.strategy].is_pipeline
+        shared = {
+            "sequence_parallel": is_whole and knobs["sequence_parallel"] == "on",
+            "expert_parallel": is_whole and knobs["ep_degree"] > 1,
+        }
+        plan = plan_for(model, self.degrees["tp"], **shared)
         return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device, modules))
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
@@ -63,6 +67,7 @@ class TensorParallel(MeshStrategy):
             **outer,
             "wrapper": "+".join(sorted(wrappers)) or "none",
             "sequence_parallel": None if parts is None else "on" if parts == self.degrees["tp"] else "off",
+            "ep_degree": expert_ranks(module),
         }
 
 
@@ -147,7 +152,7 @@ class Slice:
     parts: int = 1
 
 
-EXPERT_SLICES = {"packed_colwise": Slice(1, parts=2), "rowwise": Slice(2)}
+EXPERT_SLICES = {"packed_colwise": Slice(1, parts=2), "rowwise": Slice(2), "grouped_gemm": Slice(0)}
 """The slices, by style, of a tensor of experts, which has the shape (experts, out, in)."""
 
 
@@ -168,16 +173,20 @@ class TensorPlan:
     """Modules whose outputs are joined along the last dimension."""
     looks_up: set[str] = field(default_factory=set)
     """Embeddings cut by rows: each rank looks up its own ids, and the outputs are summed."""
+    dispatches: set[str] = field(default_factory=set)
+    """Experts cut by expert: tokens go to the rank that has theirs, and come back."""
     widths: list[tuple[str, str]] = field(default_factory=list)
     """Modules and their attributes that hold a width, which is smaller in a slice."""
     sequence: SequencePlan | None = None
     """The exchanges of sequence parallelism in the place of those of its modules above; None without it."""
 
 
-def plan_for(model: nn.Module, degree: int, *, sequence_parallel: bool = False) -> TensorPlan:
+def plan_for(
+    model: nn.Module, degree: int, *, sequence_parallel: bool = False, expert_parallel: bool = False
+) -> TensorPlan:
     """Plan the cut of `model` into `degree` slices. Raises InvalidInput if it has no plan or does not divide."""
     config: Any = model.config
-    styles = _styles(model)
+    styles = _styles(model, expert_parallel=expert_parallel)
     plan, modules = TensorPlan(), dict(model.named_modules())
     for name, module in modules.items():
         for parameter in [None, *dict(module.named_parameters(recurse=False))]:
@@ -215,11 +224,13 @@ def plan_for(model: nn.Module, degree: int, *, sequence_parallel: bool = False) 
     return plan
 
 
-def _styles(model: nn.Module) -> dict[re.Pattern[str], str]:
+def _styles(model: nn.Module, *, expert_parallel: bool) -> dict[re.Pattern[str], str]:
     """The style of each module or parameter that the plan of transformers or ours cuts, by a pattern of full names."""
     config: Any = model.config
     # The launch has refused families without a plan.
-    plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS[config.model_type]
+    plan = {**(getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS[config.model_type])}
+    if expert_parallel:
+        plan.update(config.base_model_ep_plan)
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
     styles = {f"{base}{pattern}": style for pattern, style in plan.items()}
@@ -260,6 +271,9 @@ def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module
     elif style == "moe_tp_experts" and set(module._parameters) == {"gate_up_proj", "down_proj"}:
         plan.enters.add(name)
         plan.reduces.add(name)
+    elif style == "ep_dispatch_experts" and hasattr(module, "num_experts"):
+        plan.dispatches.add(name)
+        plan.widths.append((name, "num_experts"))
     else:
         raise _unknown(name, style, model.config)
 
@@ -339,12 +353,36 @@ def add_exchanges(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if name in plan.enters:
             module.register_forward_pre_hook(partial(_enter, group), with_kwargs=True)
+        if name in plan.dispatches:
+            dispatch_tokens(module, mesh)
         if isinstance(module, nn.Embedding) and name in plan.looks_up:
             _LookUp(module, mesh).add_hooks()
         elif name in plan.reduces:
             module.register_forward_hook(partial(_leave, group, _Sum))
         elif name in plan.gathers:
             module.register_forward_hook(partial(_leave, group, _Join))
+
+
+def dispatch_tokens(experts: Any, mesh: DeviceMesh) -> None:
+    """Let the experts' forward send each token to the ranks of its experts, by transformers' own exchange."""
+    try:
+        from transformers.distributed.expert_parallel import EpDispatchExpertsParallel
+
+        EpDispatchExpertsParallel().install_forward(experts, mesh, tp_mesh=mesh, ep_implementation="all_to_all")
+    except (ImportError, TypeError) as error:  # earlier versions have no such class, or no such argument
+        message = "ep_degree needs the expert parallelism of transformers 5.23, and the installed one has another"
+        raise InvalidInput(message, key="ep_degree", nearest="1") from error
+    experts._is_expert_parallel = True  # as transformers marks experts that are spread
+
+
+def expert_ranks(model: nn.Module) -> int:
+    """Number of ranks over which the live model's experts are spread; 1 without expert parallelism."""
+    for module in model.modules():
+        if getattr(module, "_is_expert_parallel", False):
+            experts: Any = next(module.parameters())
+            local_numel = module.num_experts * experts.shape[1:].numel()
+            return int(getattr(experts, "whole_numel", experts.numel()) // local_numel)
+    return 1
 
 
 def sliced(whole: Tensor, cut: Slice | None, rank: int, degree: int) -> Tensor:
