@@ -182,6 +182,9 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         "num_processes": run.world_size,
         "use_cpu": run.device == "cpu",
     }
+    if knobs["precision"] == "fp8":
+        # accelerate has other libraries for it too.
+        config["fp8_config"] = {"backend": "AO"}
     other_files = {}
     if kind == "DEEPSPEED":
         # accelerate refuses a precision that deepspeed.json gives too.
