@@ -432,7 +432,8 @@ METHOD = LeverEntry(
             path="lora:put_adapters",
             what="the matrices of the blocks besides in four bits (bitsandbytes' NF4, double quantization), computing"
             " in bf16, with precision=fp16 in fp16; embeddings, norms and the head as in lora",
-            speed="qlora makes each matrix half precision again at each use: slower than lora, on a CPU very slow",
+            speed="qlora makes each matrix half precision again at each use: slower than lora on a GPU, on a CPU as"
+            " fast as its half-precision products are",
             memory="qlora takes half a byte a weight of the blocks, and one matrix in half precision at a time",
             tolerance=None,
             strategies=("single", "ddp"),
