@@ -50,6 +50,19 @@ def test_a_run_prints_its_progress_and_its_result_and_is_in_the_history(trained)
 
 @pytest.mark.ci
 @pytest.mark.long
+def test_a_lever_tells_how_far_its_losses_are_from_the_plain_runs(cli):
+    words = ["tiny-llama", *SMALL, "--set", "steps=6", "--json"]
+    plain, chunked = cli("run", *words).json, cli("run", *words, "--set", "loss=chunked").json
+    assert plain["loss_difference"] is None
+    found = chunked["loss_difference"]
+    assert (found["against"], found["steps"], found["tolerance"]) == (plain["run_id"], 5, 1e-5)
+    assert found["greatest"] <= 1e-5
+    assert "other_loss" not in [doubt["kind"] for doubt in chunked["doubts"]]
+    assert f"differs from {plain['run_id']}'s by up to" in cli("runs", "show", "last").out
+
+
+@pytest.mark.ci
+@pytest.mark.long
 def test_out_of_memory_is_a_result_with_advice(cli):
     # Of the changes that would make it fit, only checkpointing is left to trace.
     settings = ["steps=5", "memory_limit=300MiB", "batch_size=4096", "seq_len=64", "optimizer=sgd"]

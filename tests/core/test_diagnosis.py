@@ -95,6 +95,25 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule):
         assert cost_ms is None or 0 < cost_ms <= 1000 == cost_ms / share, "milliseconds of a step"
 
 
+def test_memory_between_allocations_asks_for_the_expandable_allocator_unless_it_is_set():
+    def thrashing(reserved, **knobs):
+        peaks = {"peak_allocated_bytes": 8 * GIB, "peak_reserved_bytes": reserved * GIB}
+        return Case(step=lambda n: {"alloc_retries": n, **peaks}, knobs=knobs).of("memory-thrashing").advice
+
+    assert thrashing(10).startswith("allocator=expandable, as 20 % of the reserved memory")
+    assert "allocator" not in thrashing(8)
+    assert "allocator" not in thrashing(10, allocator="expandable")
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "forwards"),
+    [("off", 2), ("selective", 2), ("every-4", 2.25), ("every-2", 2.5), ("full", 3), ("offload", 3)],
+)
+def test_a_backward_takes_two_forwards_and_what_it_computes_again(checkpointing, forwards):
+    figures = figures_by_scope(Case(knobs={"checkpointing": checkpointing}).window())["run"][0]
+    assert figures["computed_backward_ms"] == pytest.approx(forwards * figures["forward_ms"])
+
+
 SECOND = {
     # the other rule of the same name
     "host-cpu": (Case(host=always(cpu_percent=91.0)), Case(host=always(cpu_percent=89.0))),

@@ -2,7 +2,14 @@
 
 import pytest
 
-from trainfast_runner.memory.oom_changes import best_of_each_knob, frees_states, knob_changes, knob_of, useful_first
+from trainfast_runner.memory.oom_changes import (
+    best_of_each_knob,
+    defragmenting,
+    frees_states,
+    knob_changes,
+    knob_of,
+    useful_first,
+)
 from trainfast_runner.settings.spec import resolve
 
 
@@ -81,3 +88,34 @@ def test_while_the_model_is_built_a_smaller_batch_is_no_cure():
 def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
     found = changes("bert-large", "precision=fp32", compute_capabilities=["8.0", newest])
     assert values(found, "precision") == advised
+
+
+LLAMA = {"family": "llama", "objective": "causal-lm"}
+
+
+def test_the_loss_in_chunks_is_advised_where_the_model_has_it():
+    [chunked] = [change for change in changes("tiny-llama", **LLAMA) if "loss" in change.settings]
+    assert (chunked.settings, chunked.saves) == ({"loss": "chunked"}, "frees seven eighths of the logits")
+    assert values(changes("tiny-llama"), "loss") == []
+    assert values(changes("tiny-llama", family="llama", objective="image-classification"), "loss") == []
+    assert values(changes("tiny-llama", family="cohere", objective="causal-lm"), "loss") == []
+    for refused in ("loss=chunked", "strategy=pp", "engine=trainer"):
+        assert values(changes("tiny-llama", refused, **LLAMA), "loss") == [], refused
+
+
+def test_every_second_layer_comes_before_every_layer_and_only_by_prediction():
+    found = changes("tiny-llama", **LLAMA)
+    assert values(found, "checkpointing") == ["every-2", "full"]
+    assert values(best_of_each_knob(found, "backward"), "checkpointing") == ["full"]
+    assert values(changes("tiny-llama", "checkpointing=every-2"), "checkpointing") == ["full"]
+    assert values(changes("tiny-llama", "strategy=pp"), "checkpointing") == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("device", "allocator", "pieces", "advised"),
+    [("cuda", "default", 70, 1), ("cuda", "default", 60, 0), ("cuda", "expandable", 70, 0), ("cpu", "default", 70, 0)],
+)
+def test_a_request_that_fits_the_pieces_asks_for_the_expandable_allocator(device, allocator, pieces, advised):
+    found = defragmenting({"allocator": allocator}, device, {"asked": 64 << 20, "reserved": pieces << 20})
+    assert [change.settings for change in found] == [{"allocator": "expandable"}] * advised
+    assert defragmenting({"allocator": allocator}, device, {}) == []

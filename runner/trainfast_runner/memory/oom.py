@@ -33,6 +33,7 @@ from trainfast_runner.memory.oom_changes import (
     best_of_each_knob,
     beyond_bytes,
     changed_global_batch,
+    defragmenting,
     knob_changes,
     knob_of,
     predict_if_traced,
@@ -155,9 +156,10 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
 def _changes(oom_run: OutOfMemory, spec: RunSpec, model_of: ModelOf, predicted: Prediction | None) -> list[OomChange]:
     """The changes that fit within the limit, or without one the usual changes."""
     run, phase, limit_bytes = oom_run.run, oom_run.error.phase, oom_run.limit_bytes
-    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
+    applicable = _changes_of_spec(run, spec, phase)
+    first = defragmenting(spec.knobs, run.device, sizes_in(oom_run.message))
     if limit_bytes is None:
-        return best_of_each_knob(applicable, phase)[:MAX_CHANGES]
+        return [*first, *best_of_each_knob(applicable, phase)][:MAX_CHANGES]
     target = FitTarget(
         spec=spec,
         device=run.device,
@@ -166,7 +168,13 @@ def _changes(oom_run: OutOfMemory, spec: RunSpec, model_of: ModelOf, predicted: 
         model_of=model_of,
         beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
     )
-    return best_changes(target, applicable, phase)
+    return [*first, *best_changes(target, applicable, phase)][:MAX_CHANGES]
+
+
+def _changes_of_spec(run: RunFile, spec: RunSpec, phase: str | None) -> list[OomChange]:
+    """All changes of one knob that free memory in the phase."""
+    kind = {"family": spec.model.get("family"), "objective": spec.data.get("objective")}
+    return knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, **kind)
 
 
 def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None) -> int | None:
@@ -341,7 +349,7 @@ def trace_changes(
     python = python or run.python or None
     model_of = cached_models(run.device, python)
     specs: list[RunSpec] = []
-    for settings in settings_to_trace(knob_changes(spec.knobs, run.device, phase, run.compute_capabilities), phase):
+    for settings in settings_to_trace(_changes_of_spec(run, spec, phase), phase):
         changed = spec_with(spec, settings)
         if changed is not None and changed not in specs and model_of(changed) is None:
             specs.append(changed)

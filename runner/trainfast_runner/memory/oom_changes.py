@@ -20,7 +20,7 @@ from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_or_single, with_setting
 from trainfast_runner.units import compared_size, largest_fitting, mebibytes
-from trainfast_runner.worker.catalog import OPTIMIZERS
+from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS
 
 MODEL_PHASE, BATCH_PHASES, OPTIMIZER_PHASE = "model", ("forward", "backward"), "optimizer"
 MAX_CHANGES = 3
@@ -31,6 +31,8 @@ SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
 PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
+PARTLY = {"checkpointing": "every-2"}
+"""A change that frees less than another of its knob: it is for where the prediction says that it is enough."""
 MIN_SEQ_LEN = 64
 """The shortest sequence that is proposed."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
@@ -200,11 +202,18 @@ def halves_weights(change: OomChange) -> bool:
 
 
 def knob_changes(
-    knobs: Mapping[str, Any], device: str, phase: str | None, compute_capabilities: Sequence[str] = ()
+    knobs: Mapping[str, Any],
+    device: str,
+    phase: str | None,
+    compute_capabilities: Sequence[str] = (),
+    *,
+    family: object = None,
+    objective: object = None,
 ) -> list[OomChange]:
     """Return the changes of one knob that free memory in the failed phase, the cheapest in speed or in kind first.
 
-    Optimizers that the strategy refuses are left out, and precisions that a GPU of `compute_capabilities` lacks.
+    Optimizers and levers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks,
+    and `loss=chunked` unless the model's family and objective are known to have it.
     Leaving the Trainer or the compiler frees host memory only.
     """
     on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
@@ -220,6 +229,11 @@ def knob_changes(
     recomputes, pure_costs = knobs["checkpointing"] == "full", f"{bf16_speed}; updates lose precision"
     seq_len, other_task = int(knobs["seq_len"] or 0), "none; the model trains on shorter sequences"
     halvings = range(1, (seq_len // MIN_SEQ_LEN).bit_length())
+    chunked, every = LEVERS["loss"]["chunked"], LEVERS["checkpointing"]["every-2"]
+    chunks = knobs["loss"] == "full" and knobs["engine"] in chunked.engines and strategy.name in chunked.strategies
+    chunks = chunks and family in chunked.families and objective in chunked.objectives
+    halves_recomputing = knobs["checkpointing"] == "off" and strategy.name in every.strategies
+    one_product = "little: one more product with the vocabulary"
     table: list[tuple[bool, str, str, str, str]] = [
         (knobs["attention"] == "eager", "attention", "auto", "frees all score matrices, by sdpa", "faster"),
         (on_cpu and by_trainer, "engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none"),
@@ -227,9 +241,17 @@ def knob_changes(
         (on_cpu and compiles, "compile", "off", f"frees up to {mebibytes(COMPILER_BYTES)}", "slower steps"),
         *((True, "batch_size", *words) for words in _smaller_batches(knobs)),
         (not precision.computes_in_half, "precision", half, "frees about half of the activations", half_speed),
+        (chunks, "loss", "chunked", "frees seven eighths of the logits", one_product),
         (shrinks, "optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none"),
         (shrinks, "optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge"),
         (halves, "precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs),
+        (
+            halves_recomputing,
+            "checkpointing",
+            "every-2",
+            "frees about half of what full frees",
+            "half of full's slowdown",
+        ),
         (not recomputes, "checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower"),
         *((True, "seq_len", f"{seq_len >> n}", f"activations to {100 / 2**n:.2g} %", other_task) for n in halvings),
     ]
@@ -240,6 +262,15 @@ def knob_changes(
     ]
     # While the model is built there are weights alone.
     return [change for change in changes if phase != MODEL_PHASE or halves_weights(change)]
+
+
+def defragmenting(knobs: Mapping[str, Any], device: str, sizes: Mapping[str, int]) -> list[OomChange]:
+    """Return `allocator=expandable` if by the error's `sizes` enough memory for the request lay reserved in pieces."""
+    pieces_bytes = sizes.get("reserved", 0)
+    if device == "cpu" or knobs.get("allocator") != "default" or pieces_bytes < sizes.get("asked", pieces_bytes + 1):
+        return []
+    saves = f"{mebibytes(pieces_bytes)} were reserved in pieces, and {mebibytes(sizes['asked'])} asked for"
+    return [OomChange(settings={"allocator": "expandable"}, saves=saves, costs="almost none; slower while it grows")]
 
 
 def _smaller_batches(knobs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -274,7 +305,8 @@ def best_of_each_knob(changes_by_cost: Iterable[OomChange], phase: str | None) -
     """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
     by_knob: dict[str, OomChange] = {}
     for change in useful_first(changes_by_cost, phase):
-        by_knob.setdefault(knob_of(change), change)
+        if change.settings != PARTLY:
+            by_knob.setdefault(knob_of(change), change)
     return sorted(by_knob.values(), key=lambda change: "seq_len" in change.settings)
 
 

@@ -140,6 +140,26 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Number of losses, counted up to the ten of both means."""
 
 
+class LossDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference of the first losses from those of a run on the same samples with plainer levers."""
+
+    greatest: float | None = None
+    """The greatest relative difference of a step."""
+    tolerance: float | None = None
+    """The greatest that the turned levers may cause."""
+    steps: int = 0
+    """Steps that were compared."""
+    against: str = ""
+    """The run compared with."""
+
+    @property
+    def excess(self) -> str:
+        """The difference in words if it is beyond the tolerance; empty if not."""
+        if self.greatest is None or self.tolerance is None or self.greatest <= self.tolerance:
+            return ""
+        return f"the loss differs by up to {self.greatest:.2g} of it, where its levers may cause {self.tolerance:.2g}"
+
+
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """A median and its median absolute deviation; of a rate its mean over time too."""
 
@@ -374,6 +394,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     actual: Actual = Actual()
     steps: StepCount = StepCount()
     loss: Losses = Losses()
+    loss_difference: LossDifference | None = None
+    """None without turned levers, and without a run to compare with."""
     throughput: Throughput = Throughput()
     step_ms: StepTime = StepTime()
     flops: Flops = Flops()

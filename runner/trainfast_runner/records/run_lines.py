@@ -82,6 +82,8 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     compiled_blocks: Count | None = None
     """Blocks that are compiled each by itself."""
+    dropout: bool | None = None
+    """True if the model's configuration has a rate of dropout above zero."""
     attention_kernel: str | None = None
     """The kernel behind transformers' function; kernels joined by `+` if layers differ."""
     float8_layers: Count | None = None

@@ -19,7 +19,7 @@ from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RU
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
-from trainfast_runner.worker.catalog import WITH_ADAPTERS
+from trainfast_runner.worker.catalog import LEVERS, WITH_ADAPTERS
 
 T = TypeVar("T")
 
@@ -202,8 +202,10 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 PIDS_SHOWN = 3
 FAR_UNDER_C = 10.0
 """Chosen, not measured: degrees C under its limit at which a chip does not slow down for its own heat."""
-BACKWARD_OVER_FORWARD = {True: 3.0, False: 2.0}
-"""Time of a backward in forwards, by whether full checkpointing computes the forward once more."""
+COMPUTED_AGAIN = {"full": 1.0, "offload": 1.0, **{f"every-{count}": 1 / count for count in (2, 3, 4)}}
+"""Share of the forward that the backward computes again, by `checkpointing`; of `selective` too little to count."""
+BACKWARD_OVER_FORWARD = 2.0
+"""Time of a backward in forwards, without what it computes again."""
 SLEEP_ADVICE = "run again beside them: a launch that sees them lets the threads sleep (OMP_WAIT_POLICY=PASSIVE)"
 SLEEP_ADVICE_FOR_SCRIPTS = (
     "run again with OMP_WAIT_POLICY=PASSIVE, which lets the threads sleep unless the script sets its own policy"
@@ -237,6 +239,8 @@ def _run(window: MeasuredWindow) -> Figures:
     chunks = micro_batches if strategy_or_single(knobs).is_pipeline else 1
     parts = _known(lambda accumulated, chunks: accumulated * chunks, accumulated, chunks)
     cores = last_known(host.cpu_count for host in window.hosts)
+    reserved_bytes = highest(step.peak_reserved_bytes for step in window.first_rank)
+    allocated_bytes = highest(step.peak_allocated_bytes for step in window.first_rank)
     retries = (
         [step.alloc_retries for step in steps if step.alloc_retries is not None] for steps in window.steps.values()
     )
@@ -254,7 +258,12 @@ def _run(window: MeasuredWindow) -> Figures:
         "tokens_per_micro_batch": tokens / parts if tokens and parts else None,
         # Each rank's count goes on from its start.
         "alloc_retries": highest(counts[-1] - counts[0] for counts in retries if counts),
-        "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in window.first_rank),
+        "peak_reserved_bytes": reserved_bytes,
+        "peak_allocated_bytes": allocated_bytes,
+        "unallocated_percent": _known(
+            lambda allocated, reserved: 100 * (1 - allocated / (reserved or 1)), allocated_bytes, reserved_bytes
+        ),
+        "allocator": knobs.get("allocator", LEVERS["allocator"].plain),
         "gpu_utilization_percent": utilization,
         "gpu_idle_percent": _known(lambda busy: 100 - busy, utilization),
         "unexplained_idle_percent": idle_percent,
@@ -281,7 +290,7 @@ def _exchange(window: MeasuredWindow) -> Figures:
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
     # Frozen weights have no gradients to compute.
     has_adapters = run.knobs.get("method") in WITH_ADAPTERS
-    factor = BACKWARD_OVER_FORWARD[run.knobs.get("checkpointing") == "full"] - has_adapters
+    factor = BACKWARD_OVER_FORWARD + COMPUTED_AGAIN.get(str(run.knobs.get("checkpointing")), 0.0) - has_adapters
     expected_ms = _known(lambda forward: factor * forward, forward_ms)
     exposed_ms = _known(lambda backward, expected: max(0.0, backward - expected), backward_ms, expected_ms)
     return {

@@ -98,19 +98,31 @@ def _data_bound(advice: str, *conditions: Condition) -> BottleneckRule:
 
 _TWO_PERCENT = "chosen: two runs of the same settings differ by 2 %; the reasons and counters are nvml.h's."
 
-RULES: tuple[BottleneckRule, ...] = (
-    BottleneckRule(
+
+def _memory_thrashing(advice: str, *conditions: Condition) -> BottleneckRule:
+    """The rule about retries of the allocator, with the advice for further conditions."""
+    return BottleneckRule(
         "memory-thrashing",
         "memory thrashing",
-        when=(("alloc_retries", ">=", 1),),
+        when=(("alloc_retries", ">=", 1), *conditions),
         line="memory is so full that the allocator flushed its cache and tried again ({alloc_retries} x in {steps}"
         " steps)",
-        advice="a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the"
-        " device",
+        advice=advice + "a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry"
+        " stalls the device",
         source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
-        " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
-        shown_figures=("steps", "peak_reserved_bytes"),
+        " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many. A"
+        " tenth between allocations is chosen.",
+        shown_figures=("steps", "peak_reserved_bytes", "peak_allocated_bytes"),
+    )
+
+
+RULES: tuple[BottleneckRule, ...] = (
+    _memory_thrashing(
+        "allocator=expandable, as {unallocated_percent:.0f} % of the reserved memory lies between allocations; else ",
+        ("allocator", "is", "default"),
+        ("unallocated_percent", ">=", 10),
     ),
+    _memory_thrashing(""),
     _data_bound(
         "workers={more_workers}: loading now happens in the training process, between its steps", ("workers", "is", 0)
     ),
@@ -225,8 +237,8 @@ RULES: tuple[BottleneckRule, ...] = (
         " the backward is {backward_over_forward:.1f} times the forward",
         advice="grad_accum={more_accum} exchanges half as often; {link_advice}",
         source="a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models,"
-        " 2020, section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 %"
-        " is chosen.",
+        " 2020, section 2.1), and what checkpointing computes again; what is over that is waiting for the link. The"
+        " 15 % is chosen.",
         cost="exposed_ms",
         shown_figures=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
@@ -241,7 +253,8 @@ RULES: tuple[BottleneckRule, ...] = (
         ),
         line="the GPU is idle for {gpu_idle_percent:.0f} % of the time although its data is ready: kernels are shorter"
         " than the CPU takes to launch them",
-        advice="a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
+        advice="a larger batch_size, compile=blocks (which compiles in a fraction of default's time) or"
+        " compile=reduce-overhead (CUDA graphs), optimizer=adamw-fused, attention=auto: fewer and longer kernels",
         source="utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch"
         " costs the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is chosen.",
         cost="unexplained_idle_ms",

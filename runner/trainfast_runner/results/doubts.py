@@ -90,6 +90,8 @@ def _observations(result: Result) -> Iterator[tuple[str, str]]:
         yield "cooling_down" if is_cooling else "warming_up", _warming_text(conditions)
     if 0 < measured < MIN_STEPS_TO_COMPARE:
         yield "few_steps", f"measured {counted(measured, 'step')}: too few to tell a difference from noise"
+    if (difference := result.loss_difference) is not None and difference.excess:
+        yield "other_loss", f"may not train the same as {difference.against}: {difference.excess}"
     if measured and result.measured_under is not None:
         yield "strict_malloc", f"was measured under {result.measured_under}: its speed is not comparable"
 

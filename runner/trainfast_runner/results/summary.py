@@ -46,6 +46,7 @@ from trainfast_runner.results.device_conditions import (
 )
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.doubts import with_doubts
+from trainfast_runner.results.loss_difference import loss_difference_of
 from trainfast_runner.results.script_steps import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.device_counts import ranks_with_samples
@@ -90,6 +91,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
         steps=record.StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
+        loss_difference=loss_difference_of(directory, records),
         throughput=throughput,
         step_ms=step_ms,
         flops=_flops(run, ran, throughput),

@@ -173,6 +173,7 @@ class TrainState:
             compute_dtype=self._compute_dtype.name,
             attention=attention_of(model),
             attention_reason=attention_reason(model, self.knobs),
+            dropout=any(isinstance(rate, float) and rate > 0 for name, rate in vars(text).items() if "drop" in name),
             **lever_fields(model),
             **float8.actual(model),
             world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,

@@ -72,6 +72,10 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield from _speed(result)
     if result.loss.first is not None or result.loss.last is not None:
         yield "loss", _losses(result.loss)
+    if (difference := result.loss_difference) is not None:
+        figures = f"{fmt.number(difference.greatest)} of it in {counted(difference.steps, 'step')}"
+        limit = fmt.number(difference.tolerance)
+        yield "", f"differs from {fmt.plain(difference.against)}'s by up to {figures} (tolerance {limit})"
     yield from _memory(result)
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
@@ -207,7 +211,7 @@ def _flops(flops: Flops) -> str:
     return text
 
 
-NOT_BY_CONDITIONS = ("few_steps", "strict_malloc")
+NOT_BY_CONDITIONS = ("few_steps", "strict_malloc", "other_loss")
 """Kinds of doubt that equal conditions do not remove."""
 REPEAT_ADVICE = "`bench --repeat 3` runs two variants in turn (A B A B), so that both have the same conditions"
 

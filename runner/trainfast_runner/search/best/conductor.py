@@ -466,6 +466,8 @@ def outcome_of(result: Result, knobs: Collection[str] = ()) -> tuple[AttemptOutc
     if result.state != "finished" or result.throughput.samples_per_s.typical is None:
         unknown = "" if result.script is None else result.script.unknown.get("samples", "")
         return "failed", ": ".join(filter(None, (result.state, result.reason or unknown)))
+    if (difference := result.loss_difference) is not None and difference.excess:
+        return "failed", f"{difference.excess} ({difference.against} compared)"
     if result.loss.not_finite:
         return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
     overridden = incompatible_reason(result, knobs)

@@ -81,6 +81,8 @@ class LeverEntry:
     same_as: tuple[str, str, str] = ("", "", "")
     """Names of the same setting in TrainingArguments, accelerate and DeepSpeed."""
     changes_in_warm_process: bool = True
+    redraws_dropout: bool = False
+    """True if a value draws other masks of dropout than the plain one, so that losses compare without dropout alone."""
 
     def __getitem__(self, name: object) -> LeverValue:
         """The value of that name; the plain one for the name of a newer version."""
@@ -263,6 +265,7 @@ COMPILE = LeverEntry(
     reads="compilation",
     same_as=("torch_compile", "dynamo_backend", ""),
     changes_in_warm_process=False,
+    redraws_dropout=True,
 )
 
 _KERNEL = "attention_kernel:choose"
@@ -350,6 +353,7 @@ ATTENTION = LeverEntry(
     ),
     actual="attention_kernel",
     same_as=("attn_implementation (of the model)", "attn_implementation", ""),
+    redraws_dropout=True,
 )
 
 KERNELS = LeverEntry(
