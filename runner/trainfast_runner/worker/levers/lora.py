@@ -152,13 +152,13 @@ def _make_quantizable(model: nn.Module, compute_dtype: torch.dtype) -> None:
                 # With the shape of the layer that it replaces, which decides about the first values.
                 quantizable.weight = Params4bit(layer.weight.data, quant_type="nf4", module=quantizable)
                 quantizable.bias = layer.bias
-                quantizable.is_transposed = isinstance(layer, Conv1D)
+                quantizable.is_quantized_transposed = isinstance(layer, Conv1D)
                 setattr(parent, key, quantizable)
 
 
 def awaits_quantization(module: nn.Module) -> bool:
     """True if the module is a layer of four bits whose weight is not quantized yet."""
-    return hasattr(module, "is_transposed") and getattr(module, "quant_state", None) is None
+    return hasattr(module, "is_quantized_transposed") and getattr(module, "quant_state", None) is None
 
 
 def quantize(module: Any, *, fake: bool = False) -> None:
@@ -172,7 +172,7 @@ def quantize(module: Any, *, fake: bool = False) -> None:
     else:
         from bitsandbytes.nn import Params4bit
 
-        rows = weight.data.t() if module.is_transposed else weight.data
+        rows = weight.data.t() if module.is_quantized_transposed else weight.data
         values = rows.to(torch.bfloat16).contiguous()
         module.weight = Params4bit(values, quant_type="nf4", module=module).to(device)
     module.weight.whole_numel = elements
