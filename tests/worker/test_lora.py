@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("one-process")
 CPU = torch.device("cpu")
 BERT = llama(family="bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 FAMILIES = {"llama": (llama(), "causal-lm"), "gpt2": (gpt2(), "causal-lm"), "bert": (BERT, "masked-lm")}
+T5 = {"family": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": 512}
 IDS = torch.arange(64).reshape(2, 32)
 SHORT = {"steps": 3, "batch_size": 4}
 
@@ -70,6 +71,13 @@ def test_four_bits_are_the_matrices_of_the_blocks_within_nf4s_error():
     assert adapted.transformer.wte.weight.dtype == adapted.lm_head.weight.dtype == torch.float32
     expected, ran = full(input_ids=IDS).logits, adapted(input_ids=IDS).logits
     assert 0 < (ran - expected).norm() / expected.norm() < 0.1
+
+
+def test_layers_whose_format_the_model_reads_stay_whole():
+    model = build_model(resolve_config(T5), "seq2seq", worker_knobs(method="qlora"), CPU)
+    init_weights(model, 7, CPU)
+    model(input_ids=IDS, decoder_input_ids=IDS).logits.square().mean().backward()
+    assert model.encoder.block[0].layer[1].DenseReluDense.wo.weight.dtype == torch.float32
 
 
 def test_the_head_of_a_classifier_is_trained_with_its_adapters():

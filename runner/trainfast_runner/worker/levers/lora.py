@@ -142,10 +142,12 @@ def _make_quantizable(model: nn.Module, compute_dtype: torch.dtype) -> None:
     """Put layers of four bits in the place of the linear layers of the blocks; `quantize` gives them their weights."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
+    # As transformers does: their code reads the format of these weights.
+    whole = getattr(model, "_keep_in_fp32_modules", None) or ()
     for block in outermost_blocks(model):
         for parent in list(block.modules()):
             for key, layer in list(parent.named_children()):
-                if not isinstance(layer, nn.Linear | Conv1D):
+                if not isinstance(layer, nn.Linear | Conv1D) or key in whole:
                     continue
                 columns, rows = reversed(layer.weight.shape) if isinstance(layer, nn.Linear) else layer.weight.shape
                 quantizable: Any = Linear4bit(columns, rows, bias=False, compute_dtype=compute_dtype, device="meta")
