@@ -41,7 +41,7 @@ Legend:
 
   X    = Self
 """
-PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "deepspeed", "flash-attn")
+PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "deepspeed", "flash-attn", "liger-kernel")
 INSTALLED = dict.fromkeys(PACKAGES, "9.0")
 
 

@@ -39,7 +39,7 @@ BF16 = "precision=bf16"
         ("attention=sdpa-efficient", CPU, {}, "is a GPU kernel, and this run is on the CPU"),
         ("attention=sdpa-cudnn", HOPPER, {}, "attention=sdpa-cudnn has no kernel for precision=fp32"),
         ("attention=sdpa-flash", HOPPER, {}, "attention=sdpa-flash has no kernel for precision=fp32"),
-        (f"attention=sdpa-flash {BF16} data.samples=lines", HOPPER, {}, "takes no mask, and data.samples=lines"),
+        (f"attention=sdpa-flash {BF16} samples=padded", HOPPER, {}, "takes no mask, and samples=padded"),
         (f"attention=flash-3 {BF16}", TWO, {}, "compute capability 9.0 or later and GPU 1, Card, has 8.6"),
         ("precision=fp8", CPU, {}, "is a format of NVIDIA tensor cores and this run is on the CPU; try precision=fp32"),
         (
@@ -140,7 +140,9 @@ def test_exports_say_each_lever_or_that_they_cannot(tmp_path):
     assert '"rms_norm": true' in flags.text
     with pytest.raises(UserError, match="no flag for precision=fp8"):
         exported("training-args", tmp_path, precision="fp8")
-    assert "mixed_precision: fp8" in exported("accelerate", tmp_path, precision="fp8").text
+    fp8 = exported("accelerate", tmp_path, precision="fp8").text
+    assert "mixed_precision: fp8" in fp8
+    assert "backend: AO" in fp8
 
 
 @pytest.mark.parametrize(

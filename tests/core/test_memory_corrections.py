@@ -129,7 +129,7 @@ def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path):
     record_correction(tmp_path, a_run(spec), ended("oom"))
     record_correction(tmp_path, a_run(spec, steps=1), ended())
     record_correction(tmp_path, a_run(spec, role="probe"), ended())
-    record_correction(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
+    record_correction(tmp_path, a_run(spec_with(batch_size=5000, samples="padded")), ended())
     record_correction(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
     record_correction(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
     assert corrections.read_corrections(tmp_path) == {}

@@ -13,9 +13,13 @@ import pytest
 
 from cli.command import SMALL, Cli
 from nodes.sshd import Sshd
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.hosts import Host
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.running import placing
 
 DDP = [*SMALL, "--set", "strategy=ddp"]
 NAMED_WITHIN_S = 15.0
@@ -153,3 +157,104 @@ def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli: Cli,
 def test_a_host_that_cannot_take_part_is_refused(cli: Cli, hosts: str, words: str) -> None:
     assert words in cli("run", "tiny-llama", *DDP, "--hosts", hosts).refused()
     assert not Home(cli.home).run_ids()
+
+
+UNLIKE = {
+    "another torch": ("", """s/"torch":"[^"]*"/"torch":"1.2.3"/""", ["torch 1.2.3 there", "cannot train together"]),
+    "another home": ("", """s/"nonce":"[^"]*"/"nonce":""/""", ["is not the same folder there", "TRAINFAST_HOME"]),
+    "another time": (
+        "import time; now = time.time_ns; time.time_ns = lambda: now() + 120 * 10**9",
+        "",
+        ["its clock is 1", "s off from this machine's", "NTP on both"],
+    ),
+}
+"""The host's Python start, the change of its answer by sed, and the words of the refusal."""
+
+
+@pytest.fixture
+def stand_in_ssh(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """The variable of an ssh to this machine, with another start of Python, a changed answer and ssh's variable."""
+
+    def variable(start: str, change: str = "", connection: str = "") -> dict[str, str]:
+        (tmp_path / "sitecustomize.py").write_text(start)
+        ssh = tmp_path / "ssh"
+        exports = f"export PYTHONPATH={tmp_path} SSH_CONNECTION='{connection}'"
+        ssh.write_text(f"#!/bin/sh\nfor command; do :; done\n{exports}\nsh -c \"$command\" | sed '{change}'\n")
+        ssh.chmod(0o755)
+        return {"TRAINFAST_SSH": str(ssh)}
+
+    return variable
+
+
+@pytest.mark.parametrize("difference", UNLIKE)
+def test_a_host_unlike_the_others_is_refused_before_anything_starts(
+    cli: Cli, stand_in_ssh: Callable[..., dict[str, str]], difference: str
+) -> None:
+    start, change, words = UNLIKE[difference]
+    line = cli("run", "tiny-llama", *DDP, "--hosts", "local,box1", **stand_in_ssh(start, change)).refused()
+    assert all(part in line for part in ["host box1: ", *words]), line
+    assert not Home(cli.home).run_ids()
+
+
+@pytest.mark.parametrize("gpus", [4, 0])
+def test_a_node_with_fewer_gpus_than_slots_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    def facts(request: placing.HostRequest, count: int = 8) -> placing.HostFacts:
+        readings = [DeviceReading(index=index, uuid=f"GPU-{index}") for index in range(count)]
+        return placing.HostFacts("here", "boot", 0, Path(request.nonce).read_text(), {"torch": "2"}, readings)
+
+    monkeypatch.setattr(placing, "host_facts", facts)
+    monkeypatch.setattr(placing, "_ask", lambda host, request: (facts(request, gpus), 0.0))
+    with pytest.raises(UserError, match=f"host box1: .* slots?, but it has {gpus} GPUs") as refused:
+        placing.place((Host("local", 2), Host("box1", 8 if gpus else None)), None, "python", Home(tmp_path))
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "words"), [("nokey", "takes no key of yours"), ("refused", "refuses the connection")])
+def test_a_host_that_ssh_does_not_reach_is_refused(cli: Cli, ssh: Sshd, name: str, words: str) -> None:
+    assert f"{name} {words}" in cli("run", "tiny-llama", *DDP, "--hosts", f"local,{name}").refused()
+    assert not Home(cli.home).run_ids()
+
+
+DROPPED = """
+import socket
+def create_connection(*words, **named):
+    raise TimeoutError("timed out")
+socket.create_connection = create_connection
+"""
+"""The Python of a machine whose packets a firewall drops."""
+
+
+def test_a_firewall_is_named_before_the_run_and_at_its_start(
+    cli: Cli, stand_in_ssh: Callable[..., dict[str, str]]
+) -> None:
+    words = "run", "tiny-llama", *DDP, "--hosts", "local,box1"
+    line = cli(*words, **stand_in_ssh(DROPPED, connection="127.0.0.1 1 127.0.0.1 22")).refused()
+    assert "host box1: it cannot reach 127.0.0.1 port " in line
+    assert "no answer: a firewall?" in line
+    assert not Home(cli.home).run_ids()
+    # Without an address in ssh's variable only the supervisors find it.
+    done = cli(*words, **stand_in_ssh(DROPPED))
+    assert done.code == 4
+    assert "failed to start: node 1 (box1) cannot reach 127.0.0.1 port " in done.out
+    run = Live(Home(cli.home).directory(Home(cli.home).run_ids()[-1]))
+    assert run.result().state == "failed_to_start"
+
+
+TAKEN = """
+import os, socket, sys
+if "torch.distributed.run" in sys.orig_argv and os.environ.get("TRAINFAST_NODE") == "0":
+    [endpoint] = [word for word in sys.orig_argv if word.startswith("--rdzv-endpoint=")]
+    taken = socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2])))
+"""
+"""A Python in which another program takes the port of the rendezvous just before torchrun does."""
+
+
+def test_a_port_that_is_taken_before_torchrun_has_it_ends_the_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TAKEN)
+    done = cli("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
+    assert done.code == 4
+    assert "RendezvousConnectionError: The connection to the C10d store has failed" in done.out
+    run = Live(Home(cli.home).directory(Home(cli.home).run_ids()[-1]))
+    assert run.result().state == "failed_to_start"

@@ -76,6 +76,20 @@ def test_training_arguments_run_in_a_trainer_that_imports_them(cli, tmp_path, mo
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "lever", ["checkpointing=every-2", "compile=default", "optimizer=adamw-8bit-ao", "samples=grouped", "method=lora"]
+)
+def test_a_lever_runs_in_a_trainer_as_it_was_exported(cli, tmp_path, monkeypatch, lever):
+    run = trained(cli, monkeypatch, lever, "model.num_hidden_layers=3")
+    shutil.copy(SCRIPTS / "exported_trainer.py", tmp_path)
+    exported(cli, run, "training-args", tmp_path)
+    result, ran = started(cli, PYTHON, str(tmp_path / "exported_trainer.py"))
+    knob, _, value = lever.partition("=")
+    assert (result["actual"] if knob == "method" else ran)[knob] == value
+    assert_same(ran, run)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_flags_run_in_a_trainer_by_python_and_by_torchrun(cli, tmp_path, monkeypatch, strategy):
     devices = ["devices=cpu:2"] if strategy == "ddp" else []

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import Cli
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
 from trainfast_runner.running import slurm
 from trainfast_runner.running.slurm import JobState, batch_script, cancel, end_reason, job_state, node_count, submit
 
@@ -36,6 +38,12 @@ def test_commands_that_are_absent_are_named(commands: Path, monkeypatch: pytest.
     assert job_state("1") == JobState("unknown", reason="squeue is not on PATH")
     with pytest.raises(UserError, match="job 1 was not cancelled: scancel is not on PATH"):
         cancel("1")
+
+
+def test_a_run_without_sbatch_is_refused_and_leaves_nothing(cli: Cli, commands: Path) -> None:
+    line = cli("run", "tiny-llama", "--set", "strategy=ddp", "--slurm=--nodes=2", PATH=str(commands)).refused()
+    assert "sbatch is not on PATH" in line
+    assert not Home(cli.home).run_ids()
 
 
 def test_a_command_that_hangs_is_given_up(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:

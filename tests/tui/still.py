@@ -54,6 +54,7 @@ from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import BestScreen
 from trainfast_tui.session import Session
+from trainfast_tui.text.memory_words import CATEGORY_WORDS
 
 FULL, MIDDLE, SMALL = (160, 48), (120, 40), (80, 24)
 NOW_S, BEST_NOW_S = 18, 40
@@ -246,9 +247,8 @@ def the_machine(gpus: int = 8, *, rows: tuple[ProcessRow, ...] | None = None) ->
 
 
 def a_fit(total_mib: int, available: AvailableMemory | None, **figures: Any) -> PredictedFit:
-    """A prediction; `params` to `communication` and `context` are in MiB, other figures are those of the fit."""
-    names = ("params", "grads", "optimizer", "activations", "temporary", "communication", "context")
-    parts = {f"{name}_bytes": int(figures.pop(name, 0) * MIB) for name in names}
+    """A prediction; its categories and `context` are in MiB, other figures are those of the fit."""
+    parts = {f"{name}_bytes": int(figures.pop(name, 0) * MIB) for name in (*CATEGORY_WORDS, "context")}
     predicted = Prediction(total_bytes=total_mib * MIB, phase="forward_backward", **parts)
     return PredictedFit(predicted, available, **figures)
 

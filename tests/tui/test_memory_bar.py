@@ -46,6 +46,15 @@ def test_the_prediction_stands_by_category_against_the_limit() -> None:
     assert left == "648 MiB left  batch_size up to 16"
 
 
+def test_what_is_not_trained_has_signs_and_words_of_its_own() -> None:
+    _, bar, *legend, _, _ = shown(
+        NextRunMemory(a_fit(1400, LIMITED, max_batch=16, params=100, frozen=500, quantized=800))
+    )
+    assert [bar.count(sign) for sign in "█╱╲"] == [2, 11, 18]
+    assert "╱ frozen 500 MiB" in "".join(legend)
+    assert "╲ quantized 800 MiB" in "".join(legend)
+
+
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(NextRunMemory(large))

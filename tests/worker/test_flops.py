@@ -96,3 +96,12 @@ def test_the_notebook_counts_language_models_its_own_way():
 )
 def test_the_notebooks_formula_gives_its_published_figures(shape, factor, samples_per_s, tflops):
     assert factor * notebook_forward(*shape) * samples_per_s / 1e12 == pytest.approx(tflops, rel=0.03)
+
+
+def test_a_chunked_loss_computes_the_head_again():
+    module = built(LLAMA, "causal-lm")
+    plain, chunked = (
+        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=value) for value in (False, True)
+    )
+    assert chunked.model == plain.model
+    assert chunked.recomputed == 2 * 64 * 512 * 64

@@ -255,7 +255,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         fields["max_steps"] = asked.steps
     launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
     head = [*head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
-    return ExportText(block_text(run, head, fields), [], TRAINING_ARGS_FILE)
+    return ExportText(block_text(head, named_by_version(run, fields)), [], TRAINING_ARGS_FILE)
 
 
 SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]] = {

@@ -182,6 +182,9 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         "num_processes": run.world_size,
         "use_cpu": run.device == "cpu",
     }
+    if knobs["precision"] == "fp8":
+        # accelerate has other libraries for it too.
+        config["fp8_config"] = {"backend": "AO"}
     other_files = {}
     if kind == "DEEPSPEED":
         # accelerate refuses a precision that deepspeed.json gives too.
@@ -260,7 +263,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
         packages.append("deepspeed")
     launch = [*_process_comments(run, strategy_of(knobs)), *memory_comments(run)]
     head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
-    text = block_text(run, head, arguments)
+    text = block_text(head, named_by_version(run, arguments))
     if knobs["method"] in WITH_ADAPTERS:
         text += "\n\n" + _adapter_block(run, knobs, directory)
     return ExportText(text, left_out, TRAINING_ARGS_FILE)
@@ -292,12 +295,10 @@ def _adapter_block(run: RunFile, knobs: KnobValues, directory: Path) -> str:
     return "\n".join([*lines, ")", f"# model = get_peft_model({prepared}, lora)"])
 
 
-def block_text(run: RunFile, head: Sequence[str], arguments: Mapping[str, object]) -> str:
+def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:
     """The call with these comments above it; each argument on lines of its own."""
     lines = ["from transformers import TrainingArguments", "", *comments(head), "args = TrainingArguments("]
-    lines += [
-        _argument(name, value) for name, value in {"output_dir": "out", **named_by_version(run, arguments)}.items()
-    ]
+    lines += [_argument(name, value) for name, value in {"output_dir": "out", **arguments}.items()]
     return "\n".join([*lines, ")"])
 
 
@@ -330,8 +331,8 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
-    named = named_by_version(run, arguments)
-    flags = [word for name, value in named.items() for word in (f"--{name}", flag_text(value))]
+    named = named_by_version(run, arguments).items()
+    flags = [word for name, value in named for word in (f"--{name}", flag_text(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
     launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]

@@ -54,10 +54,11 @@ FSDP_VOLUME = 1.5
 NCCL_PACKAGE = re.compile(r"nvidia[-_]nccl[-_]cu\d+")
 
 
-def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dict[str, float] | None]:
+def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dict[str, Any] | None]:
     """Return all findings, and the measured link between the hosts: None if there is none or it cannot be measured.
 
-    The link is `{world_size, bytes, seconds, bus_gb_per_s, ddp_s_per_gb, fsdp_s_per_gb}`. Takes about half a minute.
+    The link is `{world_size, backend, bytes, seconds, bus_gb_per_s, ddp_s_per_gb, fsdp_s_per_gb}`. Takes about half a
+    minute.
     """
     names = [host.name for host in hosts]
     labels = [name if names.count(name) == 1 else f"{name}#{place}" for place, name in enumerate(names)]
@@ -79,7 +80,7 @@ def examine_hosts(home: Home, hosts: Sequence[Host]) -> tuple[list[Finding], dic
             name = "all-reduce" if error.key == "all_reduce" else "host"
             return [*findings, Finding(name, "fail", error.message)], None
     lost = f"a ddp step loses up to {link['ddp_s_per_gb']:.2g} s for each GB of gradients"
-    rate = f"{link['bus_gb_per_s']:.3g} GB/s between {counted(len(agents), 'host')} over gloo"
+    rate = f"{link['bus_gb_per_s']:.3g} GB/s between {counted(len(agents), 'host')} over {link['backend']}"
     rest = f"fsdp {link['fsdp_s_per_gb']:.2g} s, less what runs beside the backward pass"
     return [*findings, Finding("all-reduce", "ok", f"{rate}: {lost}, {rest}")], link
 
@@ -244,14 +245,14 @@ def _published(agents: Sequence[Agent], addresses: Sequence[str]) -> Iterator[Fi
         yield Finding("address", "fail" if is_hidden else "ok", f"{agent.label} would publish {address}", cure)
 
 
-def _all_reduce(agents: Sequence[Agent], addresses: Sequence[str]) -> dict[str, float]:
+def _all_reduce(agents: Sequence[Agent], addresses: Sequence[str]) -> dict[str, Any]:
     """The time of an all-reduce between one process a host, under torchrun. Raises UserError."""
     address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
     rendezvous = f"{address}:{agents[0].ask('free_port')}", uuid.uuid4().hex
     for place, agent in enumerate(agents):
         agent.send("all_reduce", *rendezvous, place == 0, agent.facts["address"], len(agents))
     answers = [agent.receive("all_reduce", REDUCED_WITHIN_S) for agent in agents]
-    link: dict[str, float] = next((answer for answer in answers if answer), {})
+    link: dict[str, Any] = next((answer for answer in answers if answer), {})
     if link.get("world_size") != len(agents):
         raise UserError(f"{link.get('world_size', 0)} of {len(agents)} hosts came together", key="all_reduce")
     per_byte_s = link["seconds"] / link["bytes"]
@@ -335,7 +336,7 @@ class Answers:
         command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, str(PROGRAMS / "all_reduce.py")]
         interfaces = psutil.net_if_addrs().items()
         interface = next((name for name, own in interfaces if any(one.address == address for one in own)), None)
-        chosen = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+        chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
         with TemporaryFile() as printed, TemporaryFile() as errors:
             self._torchrun = subprocess.Popen(
                 command,

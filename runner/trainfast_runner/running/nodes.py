@@ -58,6 +58,16 @@ def node_label(run: RunFile, node: int) -> str:
     return f"node {node} ({host})" if host else f"node {node}"
 
 
+def cannot_reach(address: str, port: int, owner: str = "") -> str:
+    """`10.0.0.1 port 41234: Connection refused` if nobody can be reached there; else empty."""
+    try:
+        socket.create_connection((address, port), REACHED_WITHIN_S).close()
+    except OSError as error:
+        reason = "no answer: a firewall?" if isinstance(error, TimeoutError) else error.strerror
+        return f"{address} port {port}{owner}: {reason}"
+    return ""
+
+
 class Nodes:
     """The link of one node's supervisor to the others. `look` is called about four times a second."""
 
@@ -117,12 +127,8 @@ class Nodes:
             start = self._others[0].start
             if start is None or start.port is None:
                 return None
-            try:
-                socket.create_connection((start.address, start.port), REACHED_WITHIN_S).close()
-            except OSError as error:
-                place = f"{start.address} port {start.port} of {node_label(self._run, 0)}"
-                reason = "no answer: a firewall?" if isinstance(error, TimeoutError) else error.strerror
-                raise NotPlaced(f"{node_label(self._run, self.node)} cannot reach {place}: {reason}") from None
+            if unreachable := cannot_reach(start.address, start.port, f" of {node_label(self._run, 0)}"):
+                raise NotPlaced(f"{node_label(self._run, self.node)} cannot reach {unreachable}")
             return start.address, start.port
         if self._listener is not None:
             with suppress(BlockingIOError):
@@ -141,6 +147,11 @@ class Nodes:
         return next(
             (number for number, end in ends if end is not None and (end.exit_code != 0 or end.lost_ranks)), None
         )
+
+    def reason_of(self, node: int | None) -> str | None:
+        """The reason why the ranks of this other node were not started."""
+        end = None if node is None else self._others[node].end
+        return None if end is None else end.spawn_error
 
     def have_ended(self) -> bool:
         """True once every other node has recorded its end or is lost."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, SUPERVISOR_LOG, node_file
 from trainfast_runner.records.run_file import RunNode
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.running.nodes import KILL, LOOPBACK, ask_all_nodes
+from trainfast_runner.running.nodes import KILL, LOOPBACK, ask_all_nodes, cannot_reach
 from trainfast_runner.running.slurm import JOB_FILE, batch_script, node_count, submit
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, counted
@@ -49,6 +50,8 @@ class HostRequest(msgspec.Struct, frozen=True):
 
     python: str
     nonce: str
+    port: int | None = None
+    """The port at which the launch listens, where node 0 is its machine."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -64,6 +67,8 @@ class HostFacts(msgspec.Struct, frozen=True):
     """The host's address as ssh reached it; empty for the machine of the launch."""
     seen_address: str = ""
     """The address of the launch as the host sees it."""
+    unreachable: str = ""
+    """Address, port and reason where the launch could not be reached."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def place(hosts: Sequence[Host], devices: KnobValue, python: str, home: Home) ->
     if asked is not None and not isinstance(asked, int):
         raise UserError(f"devices={devices} names GPUs: with --hosts it counts those of each node", key="devices")
     facts = _ask_all(hosts, python, home)
-    on_cpu = asks_for_cpu(devices) or not all(one.gpus for one in facts)
+    on_cpu = asks_for_cpu(devices) or not any(one.gpus for one in facts)
     local_count, taken_here, gpus, nodes = sum(host.is_local for host in hosts), 0, [], []
     for host, one in zip(hosts, facts, strict=True):
         available = len(one.gpus) // (local_count if host.is_local else 1)
@@ -154,10 +159,16 @@ def _ask_all(hosts: Sequence[Host], python: str, home: Home) -> list[HostFacts]:
     """The answers of all hosts. Raises UserError for one that does not answer, or is unfit."""
     nonce_file, nonce = home.create().path / f".nonce-{secrets.token_hex(8)}", secrets.token_hex(16)
     nonce_file.write_text(nonce)
-    request = HostRequest(python, str(nonce_file))
-    here = host_facts(request)
+    here = host_facts(HostRequest(python, str(nonce_file)))
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        with ThreadPoolExecutor(len(hosts)) as pool:
+        with (
+            socket.create_server(("", 0), family=family, backlog=len(hosts), dualstack_ipv6=dual) as listener,
+            ThreadPoolExecutor(len(hosts)) as pool,
+        ):
+            port = listener.getsockname()[1] if hosts[0].is_local else None
+            request = HostRequest(python, str(nonce_file), port)
             answers = list(pool.map(lambda host: (here, 0.0) if host.is_local else _ask(host, request), hosts))
     finally:
         nonce_file.unlink(missing_ok=True)
@@ -173,6 +184,9 @@ def host_facts(request: HostRequest) -> HostFacts:
     content = ""
     with suppress(OSError):
         content = Path(request.nonce).read_text()
+    seen_address, unreachable = connection[0] if len(connection) == 4 else "", ""
+    if request.port is not None and seen_address:
+        unreachable = cannot_reach(seen_address, request.port)
     return HostFacts(
         host=socket.gethostname(),
         boot_id=boot_id(),
@@ -181,7 +195,8 @@ def host_facts(request: HostRequest) -> HostFacts:
         versions=versions,
         gpus=list(detect_machine(versions).gpus),
         address=connection[2] if len(connection) == 4 else "",
-        seen_address=connection[0] if len(connection) == 4 else "",
+        seen_address=seen_address,
+        unreachable=unreachable,
     )
 
 
@@ -223,6 +238,8 @@ def _refuse_unfit(host: Host, facts: HostFacts, here: HostFacts, nonce: str, ske
         )
     if skew_s > SKEW_S:
         raise _refusal(host, f"its clock is {skew_s:.0f} s off from this machine's", "NTP on both")
+    if facts.unreachable:
+        raise _refusal(host, f"it cannot reach {facts.unreachable}", "open all TCP ports between the hosts")
 
 
 def start_nodes(directory: Path, placement: Placement) -> None:
@@ -233,7 +250,11 @@ def start_nodes(directory: Path, placement: Placement) -> None:
     nodes = placement.nodes
     if placement.slurm_options is not None:
         words = module_argv("trainfast_runner.running.supervisor", "--node", "slurm", str(directory))
-        job = submit(batch_script(len(nodes), words, directory), placement.slurm_options)
+        try:
+            job = submit(batch_script(len(nodes), words, directory), placement.slurm_options)
+        except UserError:
+            shutil.rmtree(directory, ignore_errors=True)  # there is no job, so there was no run
+            raise
         write_atomically(directory / JOB_FILE, job.encode())
         return
     with ThreadPoolExecutor(len(nodes)) as pool:

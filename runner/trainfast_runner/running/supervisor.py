@@ -243,8 +243,8 @@ class Supervisor:
             nodes.look()
             if nodes.lost:
                 raise NotPlaced(next(iter(nodes.lost.values())))
-            if nodes.failed_node() is not None or nodes.stop_word or self._requests.pending:
-                raise NotPlaced("the run ended before this node had begun")
+            if (failed := nodes.failed_node()) is not None or nodes.stop_word or self._requests.pending:
+                raise NotPlaced(nodes.reason_of(failed) or "the run ended before this node had begun")
             if (endpoint := nodes.meet()) is not None:
                 return endpoint
             self._requests.wait(ENDING_TICK_S)

@@ -667,10 +667,10 @@ def _attention(facts: Facts) -> Refusals:
         half = "bf16" if precision == "tf32" else "fp16"
         instead = f"attention=sdpa, or attention={attention} with precision={half}"
         yield refusal("attention", f"attention={attention} has no kernel for precision={precision}", instead)
-    samples = facts.spec.data.get("samples", "packed")
+    samples = facts.knobs["samples"]
     if attention == "sdpa-flash" and not facts.on_cpu and samples != "packed":
-        sentence = f"attention=sdpa-flash takes no mask, and data.samples={samples} are padded"
-        yield refusal("attention", sentence, "attention=sdpa, or data.samples=packed")
+        sentence = f"attention=sdpa-flash takes no mask, and samples={samples} are padded"
+        yield refusal("attention", sentence, "attention=sdpa, or samples=packed")
     if facts.attentions is not None and attention not in facts.attentions:
         model, kernel = facts.config.get("model_type", "this model"), "sdpa" if "sdpa" in facts.attentions else "eager"
         instead = f"attention=auto, which takes {kernel}"

@@ -182,7 +182,7 @@ KNOBS: tuple[Knob, ...] = (
         " (data.texts: a document or a line) is a sample, and a batch is padded to its longest. grouped: padded, with"
         " texts of about one length in a batch, sorted within 50 steps. Padding is not counted as tokens.",
         speed="grouped computes less padding than padded, the less the more texts a batch has; packed computes none",
-        memory="padded and grouped peak in their first step, which takes the longest texts",
+        memory="padded and grouped peak in their first two steps, which take the longest texts",
         same_as=Equivalent("train_sampling_strategy"),
         equivalent_values=(),
         changes_in_warm_process=True,

@@ -16,14 +16,8 @@ from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.script_preset import TRAINER_OPTIMIZERS, ScriptPreset, flag_words_text
-from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS, LEVERS_TAKEN
 
-LEVERS_TAKEN = {
-    name: tuple(value.name for value in entry.values if value.trainer_fields is not None)
-    for name, entry in LEVERS.items()
-    if any(value.trainer_fields for value in entry.values[1:])
-}
-"""The values of each lever that TrainingArguments has fields for."""
 TRAINER_KNOBS = (
     *("batch_size", "grad_accum", "precision", *LEVERS_TAKEN, "optimizer", "samples", "workers", "pin_memory"),
     *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
@@ -104,17 +98,14 @@ def reach_of(name: str, preset: ScriptPreset) -> Reach:
 
 def has_flag(name: str, value: KnobValue, preset: ScriptPreset) -> bool:
     """True if the knob gets this value by a flag: not one without words that a field of its framework takes."""
-    words = preset.flag_words.get(name)
-    has_words = not isinstance(words, dict) or knob(name).text_of(value) in words
-    return words is not None and (has_words or value not in VALUES_TAKEN.get(preset.framework, {}).get(name, ()))
+    words, by_field = preset.flag_words.get(name), VALUES_TAKEN.get(preset.framework, {}).get(name, ())
+    return words is not None and (isinstance(words, str) or knob(name).text_of(value) in words or value not in by_field)
 
 
 def values_taken(name: str, preset: ScriptPreset) -> tuple[str, ...] | None:
     """Return the values, as text, that reach the script; None if the knob has no others."""
     words, by_field = preset.flag_words.get(name), VALUES_TAKEN.get(preset.framework, {}).get(name)
-    if isinstance(words, dict):
-        return (*words, *(by_field or ()))
-    return by_field if words is None else None
+    return (*words, *(by_field or ())) if isinstance(words, dict) else None if words else by_field
 
 
 def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list[str]]:

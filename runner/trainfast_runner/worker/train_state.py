@@ -19,7 +19,7 @@ from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .levers import actual_fields as lever_fields
-from .levers import float8
+from .levers import float8, head_loss
 from .levers.checkpointing import recomputed_share
 from .levers.compilation import compiled_blocks
 from .memory.allocator import use_ordinary_thresholds
@@ -127,7 +127,8 @@ class TrainState:
         self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self.strategy.device)
         # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
         share = recomputed_share(self.model)
-        self._flops = flops_per_sample(self.model, objective, self.tokens_per_sample, share)
+        chunked = head_loss.actual(self.model)["loss_function"] == "chunked"
+        self._flops = flops_per_sample(self.model, objective, self.tokens_per_sample, share, recomputes_logits=chunked)
         self.engine.prepare(self.model)
         # Weights are the same on every rank; dropout is not.
         torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)

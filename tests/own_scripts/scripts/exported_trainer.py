@@ -22,12 +22,16 @@ if any(word.startswith("--deepspeed") for word in sys.argv):
 
     # Only inference calls it, and its C++ takes minutes to compile on a busy machine.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+model = LlamaForCausalLM(LlamaConfig(**json.loads(os.environ["MODEL"])))
 if len(sys.argv) > 1:
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 else:
-    from training_args import args
+    import training_args
+
+    args = training_args.args
+    if hasattr(training_args, "lora"):
+        model = training_args.get_peft_model(model, training_args.lora)
 args.save_strategy = "no"
-model = LlamaForCausalLM(LlamaConfig(**json.loads(os.environ["MODEL"])))
 trainer = Trainer(model=model, args=args, train_dataset=Rows())
 trainer.train()
 print(f"took {trainer.state.global_step} steps", flush=True)

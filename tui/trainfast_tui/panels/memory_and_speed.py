@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PART_SIGNS: dict[str, Piece] = {
     "params": ("█", "primary"),
-    "frozen": ("▆", "muted"),
-    "quantized": ("▄", "muted"),
+    "frozen": ("╱", "primary"),
+    "quantized": ("╲", "primary"),
     "grads": ("▓", "secondary"),
     "optimizer": ("▒", "accent"),
     "activations": ("░", "success"),

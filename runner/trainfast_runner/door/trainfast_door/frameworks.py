@@ -17,6 +17,8 @@ import os
 import sys
 from typing import Any
 
+from torch.optim import Optimizer
+
 from .notes import follow, hook_modules, load_from_worker, never_raises, note
 from .script_run import ScriptRun, current_run
 from .step_hooks import leading_size
@@ -113,7 +115,12 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
             # Under DataParallel the batch is split among the GPUs.
             run.batch_shares = max(1, args.n_gpu)
             run.ran.update(knobs_of_arguments(args), batch_size=batch // run.batch_shares)
-            run.ran.update(_knobs_of_trainer(more["model"], more["train_dataloader"], more["optimizer"], run))
+            run.ran.update(_knobs_of_trainer(more["model"], more["train_dataloader"], run))
+            live = getattr(more["optimizer"], "optimizer", more["optimizer"])
+            own_class = module.Trainer.get_optimizer_cls_and_kwargs(args, more["model"])[0]
+            if isinstance(live, Optimizer) and type(live) is not own_class:
+                # The script gave the Trainer an optimizer of its own.
+                run.ran["optimizer"] = type(live).__name__
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
@@ -133,7 +140,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
     module.DEFAULT_CALLBACKS.append(TrainerSteps)
 
 
-def _knobs_of_trainer(model: Any, loader: Any, optimizer: Any, run: ScriptRun) -> dict[str, Any]:
+def _knobs_of_trainer(model: Any, loader: Any, run: ScriptRun) -> dict[str, Any]:
     """Values of the knobs where the Trainer's objects contradict its arguments, or alone show them."""
     knobs, sampler = {}, loader
     for name in ("batch_sampler", "batch_sampler", "sampler"):  # accelerate's shares of a rank have two
@@ -143,11 +150,6 @@ def _knobs_of_trainer(model: Any, loader: Any, optimizer: Any, run: ScriptRun) -
         knobs["samples"] = "grouped"
     elif "train_sampling_strategy" in run.settings.trainer_fields:
         knobs["samples"] = "padded"
-    entry = _catalog().OPTIMIZERS.get(run.ran.get("optimizer"))
-    live = type(getattr(optimizer, "optimizer", optimizer)).__name__
-    if optimizer is not None and entry is not None and live != entry.class_name:
-        # The script gave the Trainer an optimizer of its own.
-        knobs["optimizer"] = live
     modules = list(model.modules())
     is_checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in modules)
     if is_checkpointed != (run.ran["checkpointing"] != "off"):

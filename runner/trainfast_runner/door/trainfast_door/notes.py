@@ -26,10 +26,8 @@ def load_from_worker(name: str, *path: str) -> Any:
         # The worker is installed beside this package, and nothing of it is on the script's path.
         file = os.path.join(os.path.dirname(__file__), "..", "..", "worker", *path)
         spec = importlib.util.spec_from_file_location(full_name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[full_name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[full_name])
+        sys.modules[full_name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(sys.modules[full_name])  # type: ignore[union-attr]
     return sys.modules[full_name]
 
 

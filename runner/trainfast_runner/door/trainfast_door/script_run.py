@@ -337,9 +337,8 @@ def current_run() -> ScriptRun | None:
 def compiled_by(plugin: Any) -> str:
     """The value of `compile` by accelerate's plugin; the name of a compiler other than torch's own."""
     backend: str = getattr(plugin.backend, "value", plugin.backend).lower()
-    if backend == "inductor" and getattr(plugin, "use_regional_compilation", False):
-        return "blocks"
-    return {"no": "off", "inductor": (plugin.mode or "default").replace("-no-cudagraphs", "")}.get(backend, backend)
+    mode = "blocks" if getattr(plugin, "use_regional_compilation", False) else plugin.mode or "default"
+    return {"no": "off", "inductor": mode.replace("-no-cudagraphs", "")}.get(backend, backend)
 
 
 def uses_accelerate() -> bool:

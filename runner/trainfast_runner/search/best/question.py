@@ -602,7 +602,9 @@ NEVER_VARIED = {
     **dict.fromkeys(("steps", "timing_warmup", "watch"), NOT_A_SPEED),
 }
 """Knobs that cannot be varied, each with the reason."""
-LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
+LEFT_ALONE_FIRST = (
+    *("allocator", "pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile", "kernels", "loss"),
+)
 """Knobs that are left alone first if there are too many combinations."""
 
 

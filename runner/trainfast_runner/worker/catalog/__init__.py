@@ -32,6 +32,7 @@ from .strategies import StrategyEntry as StrategyEntry
 from .strategies import nearest_strategy as nearest_strategy
 from .strategies import strategies_obeying as strategies_obeying
 from .trainer_fields import FIRST_VERSIONS as FIRST_VERSIONS
+from .trainer_fields import LEVERS_TAKEN as LEVERS_TAKEN
 from .trainer_fields import levers_of_fields as levers_of_fields
 from .trainer_fields import named_fields as named_fields
 

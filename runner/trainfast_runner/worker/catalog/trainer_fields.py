@@ -14,6 +14,14 @@ FIRST_VERSIONS = {**dict.fromkeys(NEWER_NAMES.values(), (5, 23)), "train_samplin
 """The first version of transformers with a field that an older one has by another name."""
 
 
+LEVERS_TAKEN = {
+    name: tuple(value.name for value in entry.values if value.trainer_fields is not None)
+    for name, entry in LEVERS.items()
+    if any(value.trainer_fields for value in entry.values[1:])
+}
+"""The values that fields can give each lever."""
+
+
 def named_fields(fields: Mapping[str, object], has: Callable[[str], bool]) -> dict[str, object]:
     """Return these fields by their names in a version; `has` tells which names it has."""
     named: dict[str, object] = {}
@@ -30,7 +38,7 @@ def named_fields(fields: Mapping[str, object], has: Callable[[str], bool]) -> di
 
 def levers_of_fields(read: Callable[[str, None], Any]) -> dict[str, str]:
     """Return the levers' values that the fields of TrainingArguments have; `read` gives a field, else its default."""
-    values = {name: _value_of(entry, read) for name, entry in LEVERS.items() if _has_words(entry)}
+    values = {name: _value_of(LEVERS[name], read) for name in LEVERS_TAKEN}
     layers = (_field(_ARGUMENTS, read) or {}).get("every_n_layers", 1)
     if values["checkpointing"] == "full" and layers > 1:
         values["checkpointing"] = f"every-{layers}"
@@ -42,11 +50,6 @@ def levers_of_fields(read: Callable[[str, None], Any]) -> dict[str, str]:
         # One switch for both, and a part that is not named is on.
         values[name] = values[name] if kernels.get(kernel, True) else LEVERS[name].plain
     return values
-
-
-def _has_words(entry: LeverEntry) -> bool:
-    """True if TrainingArguments has fields for a value other than the plain one."""
-    return any(value.trainer_fields for value in entry.values[1:])
 
 
 def _value_of(entry: LeverEntry, read: Callable[[str, None], Any]) -> str:

@@ -181,6 +181,8 @@ def _model_tokenizer(model: dict[str, Any]) -> str | None:
 
 GROUPED_STEPS = 50
 """Steps whose samples are sorted by their lengths together: the window of transformers' `group_by_length`."""
+LONGEST_STEPS = 2
+"""First steps that take the longest samples."""
 FEWEST_WINDOWS = 4
 """Windows of an epoch at least, as there: fewer samples have narrower ones."""
 
@@ -194,9 +196,9 @@ class GlobalOrder(Sampler[list[int]]):
     it. A sample's number is its index plus `samples` for each epoch before, so that augmentation can differ from epoch
     to epoch.
 
-    With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
-    micro-batch, so that the run's peak memory comes in its first step. `grouped` sorts each window of the stream by
-    length, and takes its global batches in a random order: any few steps are a fair sample of all lengths.
+    With `lengths` the first two steps take the G longest samples instead, with one of the very longest in every
+    micro-batch: there the run's peak memory comes, and in the second the optimizer has its states. `grouped` sorts each
+    window of the stream by length, and takes its global batches in a random order: any few steps are a fair sample.
     """
 
     samples: int
@@ -216,7 +218,7 @@ class GlobalOrder(Sampler[list[int]]):
         slices = self.grad_accum * self.dp_degree
         for step, numbers in zip(range(self.steps), self._global_batches(), strict=False):
             parts = numbers.reshape(slices, self.batch_size)
-            if step == 0 and self.lengths is not None:
+            if step < LONGEST_STEPS and self.lengths is not None:
                 # The longest first; repeated if there are fewer samples.
                 longest = np.resize(np.argsort(-self.lengths, kind="stable"), len(numbers))
                 parts = longest.reshape(self.batch_size, slices).T

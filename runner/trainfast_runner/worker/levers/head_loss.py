@@ -96,4 +96,6 @@ def fuse_loss(model: nn.Module, knobs: Knobs) -> None:
 
 def actual(model: nn.Module) -> dict[str, Any]:
     """Return `loss_function`, read from the model's forward."""
-    return {"loss_function": model.forward.name if isinstance(model.forward, HeadLoss) else "full"}
+    # Accelerate puts its casts around a forward, and keeps it.
+    forward = getattr(model, "_original_forward", model.forward)
+    return {"loss_function": forward.name if isinstance(forward, HeadLoss) else "full"}

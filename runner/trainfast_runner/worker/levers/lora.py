@@ -24,7 +24,7 @@ from .blocks import outermost_blocks
 
 ADAPTER = "default"
 """The name of the adapter."""
-ATTENTION, ALL_LINEAR = "attention", "all"
+KINDS_OF_LAYERS = ATTENTION, ALL_LINEAR = "attention", "all"
 """Values of `lora_targets` that are no names of layers."""
 ATTENTION_PARTS = ("attention", "attn")
 """Parts of the names of attention modules, in lower case."""
@@ -52,7 +52,7 @@ def put_adapters(model: Any, knobs: Knobs) -> None:
     if knobs.lever("loss") != "full" and model.get_output_embeddings() in map(model.get_submodule, names):
         # Its loss reads the weight of the head alone.
         message = f"an adapter of the head does nothing with loss={knobs.lever('loss')}"
-        raise InvalidInput(message, key="lora_targets", allowed=["attention", "all"], nearest="attention")
+        raise InvalidInput(message, key="lora_targets", allowed=KINDS_OF_LAYERS, nearest=ATTENTION)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     is_transposed = isinstance(model.get_submodule(names[0]), Conv1D)

@@ -50,7 +50,9 @@ def check_adapters(config: Any, objective: str, knobs: Knobs) -> None:
     Raises InvalidInput for a target that the model does not have.
     """
     lora.import_packages(knobs.lever("method"))
-    if knobs.lever("method") in WITH_ADAPTERS and type(config) in model_class(objective)._model_mapping:
+    if knobs.lever("method") not in WITH_ADAPTERS or knobs.others["lora_targets"] in lora.KINDS_OF_LAYERS:
+        return
+    if type(config) in model_class(objective)._model_mapping:
         with torch.device("meta"):
             model = model_class(objective).from_config(copy.deepcopy(config), trust_remote_code=False)
         lora.targeted(model, str(knobs.others["lora_targets"]))

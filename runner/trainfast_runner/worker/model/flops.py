@@ -50,15 +50,17 @@ class _Shape:
         return self_attention + self.decoder_layers * self.decoder_tokens * self.tokens
 
 
-def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointed_share: float) -> SampleFlops | None:
+def flops_per_sample(
+    model: nn.Module, objective: str, seq_len: int, checkpointed_share: float, *, recomputes_logits: bool = False
+) -> SampleFlops | None:
     """Count the FLOPs of one sample; None if the configuration lacks a field. Call it before the model is sharded.
 
     Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). Frozen parameters
     cost 4, not 6: forward and the gradient of the input. N counts the parameters that multiply that token: not the
-    input embeddings, whose lookup is free, unless they are tied to the
-    output projection; only the active share of a mixture's experts. An encoder's parameters multiply the encoder's
+    input embeddings, whose lookup is free, unless they are tied to the output projection; only the active share of a
+    mixture's experts. An encoder's parameters multiply the encoder's
     tokens, a decoder's its own. Attention is counted whole, without halving for causality. Checkpointing repeats
-    the forward of its share of the layers, a third of their FLOPs, but nothing outside of them. (torch leaves out a
+    the forward of its share of the layers, a third of their FLOPs, and a chunked loss the head's. (torch leaves out a
     layer's last product if no later value needs it, such as a Llama's down projection.)
     """
     config: Any = model.config
@@ -73,12 +75,13 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointe
     shape = _shape(config, part, layers, objective, seq_len)
     everywhere, in_layers, trained = _multiplications(model, part, shape)
     attention = 6.0 * heads * 2 * head_size(part) * shape.scores
+    head = 2.0 * hidden * int(part.vocab_size) * (shape.decoder_tokens or shape.tokens) if recomputes_logits else 0.0
     notebook = None
     if objective in ("causal-lm", "masked-lm") and trained == everywhere:
         notebook = (3 + checkpointed_share) * notebook_forward(layers, hidden, seq_len, int(part.vocab_size))
     return SampleFlops(
         model=4.0 * everywhere + 2.0 * trained + attention,
-        recomputed=checkpointed_share * (6.0 * in_layers + attention) / 3,
+        recomputed=checkpointed_share * (6.0 * in_layers + attention) / 3 + head,
         notebook=notebook,
     )
 

@@ -1,7 +1,7 @@
-"""Time all-reduces over gloo between the ranks of a torchrun, one a host.
+"""Time all-reduces between the ranks of a torchrun, one a host: over NCCL where each has a GPU of its own, else gloo.
 
-`PY -m torch.distributed.run … all_reduce.py`: rank 0 prints one JSON line: `{world_size, bytes, seconds}`, the median
-of an all-reduce of so many bytes. Other ranks print nothing.
+`PY -m torch.distributed.run … all_reduce.py`: rank 0 prints one JSON line: `{world_size, backend, bytes, seconds}`, the
+median of an all-reduce of so many bytes. Other ranks print nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import runpy
 import statistics
 import time
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,12 +29,21 @@ def main() -> None:
     import torch
     from torch import distributed
 
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
-    buffer = torch.zeros(BYTES // 4)
+    patience = timedelta(seconds=PATIENCE_S)
+    distributed.init_process_group("gloo", timeout=patience)
+    # NCCL refuses two ranks on one GPU, as those of `local,local` on a machine with one.
+    uuid = str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else ""
+    gpus = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(gpus, torch.tensor([zlib.crc32(uuid.encode())]))
+    has_own_gpus = len({0, *(gpu.item() for gpu in gpus)}) > len(gpus)
+    backend, device = ("nccl", "cuda") if has_own_gpus else ("gloo", "cpu")
+    group = distributed.new_group(backend=backend, timeout=patience)
+    buffer = torch.zeros(BYTES // 4, device=device)
 
     def all_reduce_s() -> float:
         began_s = time.perf_counter()
-        distributed.all_reduce(buffer)
+        distributed.all_reduce(buffer, group=group)
+        buffer[0].item()  # a GPU's work is queued
         return time.perf_counter() - began_s
 
     all_reduce_s()  # connects
@@ -42,7 +52,7 @@ def main() -> None:
     seconds = statistics.median(all_reduce_s() for _ in range(max(1, min(2000, int(TEST_S / first_s.item())))))
     distributed.barrier()
     if distributed.get_rank() == 0:
-        print(json.dumps({"world_size": distributed.get_world_size(), "bytes": BYTES, "seconds": seconds}))
+        print(json.dumps({"world_size": len(gpus), "backend": backend, "bytes": BYTES, "seconds": seconds}))
     exit_now(0)
 
 

@@ -177,7 +177,7 @@ class DistributedDataParallelStrategy(Strategy):
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Return the wrapper, and the gradients' dtype, in which DDP reduces."""
-        dtype = next(module.parameters()).dtype
+        dtype = next(parameter for parameter in module.parameters() if parameter.requires_grad).dtype
         return {**super().actual_fields(module), "reduce_dtype": dtype_name(dtype)}
 
 
