@@ -64,7 +64,7 @@ def test_a_lever_tells_how_far_its_losses_are_from_the_plain_runs(cli):
 @pytest.mark.ci
 @pytest.mark.long
 def test_out_of_memory_is_a_result_with_advice(cli):
-    # Of the changes that would make it fit, only checkpointing is left to trace.
+    # Of the changes that would make it fit, only the loss in chunks and checkpointing are left to trace.
     settings = ["steps=5", "memory_limit=300MiB", "batch_size=4096", "seq_len=64", "optimizer=sgd"]
     settings.append("precision=bf16-pure")
     words = ["tiny-llama", *SMALL, *(word for setting in settings for word in ("--set", setting))]

@@ -7,11 +7,16 @@ from on_disk import put, run_file
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.results.doubts import doubts
-from trainfast_runner.results.loss_difference import greatest_difference, loss_difference_of, loss_tolerance
+from trainfast_runner.results.loss_difference import loss_difference, loss_difference_of
 from trainfast_runner.settings.knobs import defaults
 
 PLAIN = defaults()
 OLD, NEW = "20261101-100000-tiny-llama-aaaa", "20261102-100000-tiny-llama-bbbb"
+
+
+def tolerance_of(knobs, plain, redraws=False):
+    found = loss_difference(knobs, plain, [(1.0, 1.0)], redraws=redraws)
+    return None if found is None else found.tolerance
 
 
 @pytest.mark.parametrize(
@@ -28,20 +33,24 @@ OLD, NEW = "20261101-100000-tiny-llama-aaaa", "20261102-100000-tiny-llama-bbbb"
     ],
 )
 def test_the_tolerance_is_the_largest_of_the_levers_where_nothing_else_differs(knobs, tolerance):
-    assert loss_tolerance({**PLAIN, **knobs}, PLAIN) == tolerance
+    assert tolerance_of({**PLAIN, **knobs}, PLAIN) == tolerance
 
 
 def test_half_precision_has_its_own_tolerance_and_dropout_forbids_levers_that_draw_it_anew():
     half = {**PLAIN, "precision": "bf16"}
-    assert loss_tolerance({**half, "loss": "chunked"}, half) == 1e-2
-    assert loss_tolerance({**PLAIN, "attention": "eager"}, PLAIN, redraws=True) is None
-    assert loss_tolerance({**PLAIN, "loss": "chunked"}, PLAIN, redraws=True) == 1e-5
+    assert tolerance_of({**half, "loss": "chunked"}, half) == 1e-2
+    assert tolerance_of({**PLAIN, "attention": "eager"}, PLAIN, redraws=True) is None
+    assert tolerance_of({**PLAIN, "loss": "chunked"}, PLAIN, redraws=True) == 1e-5
 
 
 def test_the_greatest_difference_is_of_the_first_five_that_both_have():
-    assert greatest_difference([2.0, 4.04, None], [2.0, 4.0, 5.0, 6.0]) == (pytest.approx(0.01), 2)
-    assert greatest_difference([1.0] * 5 + [9.0], [1.0] * 9) == (0.0, 5)
-    assert greatest_difference([], [1.0]) is None
+    def greatest(*pairs):
+        found = loss_difference({**PLAIN, "loss": "chunked"}, PLAIN, pairs, redraws=False)
+        return None if found is None else (found.greatest, found.steps)
+
+    assert greatest((2.0, 2.0), (4.04, 4.0), (None, 5.0)) == (pytest.approx(0.01), 2)
+    assert greatest(*[(1.0, 1.0)] * 5, (9.0, 1.0)) == (0.0, 5)
+    assert greatest() is None
 
 
 def ran(home, run_id, losses, state="finished", lr=0.1, dropout=False, **knobs):

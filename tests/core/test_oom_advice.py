@@ -86,19 +86,19 @@ def test_while_the_model_is_built_a_smaller_batch_is_no_cure():
 
 @pytest.mark.parametrize(("newest", "advised"), [("7.0", ["fp16"]), ("9.0", ["bf16", "bf16-pure"])])
 def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
-    found = changes("bert-large", "precision=fp32", compute_capabilities=["8.0", newest])
+    found = changes("bert-large", "precision=fp32", capabilities=["8.0", newest])
     assert values(found, "precision") == advised
 
 
-LLAMA = {"family": "llama", "objective": "causal-lm"}
+LLAMA = {"kind": ("llama", "causal-lm")}
 
 
 def test_the_loss_in_chunks_is_advised_where_the_model_has_it():
     [chunked] = [change for change in changes("tiny-llama", **LLAMA) if "loss" in change.settings]
     assert (chunked.settings, chunked.saves) == ({"loss": "chunked"}, "frees seven eighths of the logits")
     assert values(changes("tiny-llama"), "loss") == []
-    assert values(changes("tiny-llama", family="llama", objective="image-classification"), "loss") == []
-    assert values(changes("tiny-llama", family="cohere", objective="causal-lm"), "loss") == []
+    assert values(changes("tiny-llama", kind=("llama", "image-classification")), "loss") == []
+    assert values(changes("tiny-llama", kind=("cohere", "causal-lm")), "loss") == []
     for refused in ("loss=chunked", "strategy=pp", "engine=trainer"):
         assert values(changes("tiny-llama", refused, **LLAMA), "loss") == [], refused
 

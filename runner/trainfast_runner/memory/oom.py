@@ -173,8 +173,8 @@ def _changes(oom_run: OutOfMemory, spec: RunSpec, model_of: ModelOf, predicted: 
 
 def _changes_of_spec(run: RunFile, spec: RunSpec, phase: str | None) -> list[OomChange]:
     """All changes of one knob that free memory in the phase."""
-    kind = {"family": spec.model.get("family"), "objective": spec.data.get("objective")}
-    return knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, **kind)
+    kind = spec.model.get("family"), spec.data.get("objective")
+    return knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, kind)
 
 
 def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None) -> int | None:

@@ -37,6 +37,8 @@ MIN_SEQ_LEN = 64
 """The shortest sequence that is proposed."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
 """Returns the memory model of a spec, None if there is none."""
+Kind = tuple[object, object]
+"""Family and objective of a model, None where unknown."""
 Settings = dict[str, str]
 """The text of each changed knob."""
 
@@ -205,20 +207,18 @@ def knob_changes(
     knobs: Mapping[str, Any],
     device: str,
     phase: str | None,
-    compute_capabilities: Sequence[str] = (),
-    *,
-    family: object = None,
-    objective: object = None,
+    capabilities: Sequence[str] = (),
+    kind: Kind = (None, None),
 ) -> list[OomChange]:
     """Return the changes of one knob that free memory in the failed phase, the cheapest in speed or in kind first.
 
-    Optimizers and levers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks,
-    and `loss=chunked` unless the model's family and objective are known to have it.
+    Optimizers and levers that the strategy refuses are left out, precisions that a GPU of `capabilities` lacks, and
+    `loss=chunked` unless the model's `kind` is known to have it.
     Leaving the Trainer or the compiler frees host memory only.
     """
     on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
     optimizer, precision = OPTIMIZERS[str(knobs["optimizer"])], PRECISIONS[str(knobs["precision"])]
-    has_bf16 = all(map(PRECISIONS["bf16"].runs_on, compute_capabilities))
+    has_bf16 = all(map(PRECISIONS["bf16"].runs_on, capabilities))
     bf16_speed = "slower on most CPUs" if on_cpu else "faster on tensor cores (Ampere and later)"
     half, half_speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
     is_foreach = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
@@ -226,13 +226,13 @@ def knob_changes(
     shrinks = optimizer.state_tensors >= 2 and optimizer.state_bytes is None
     halves = not precision.has_half_weights and has_bf16
     compiles, by_trainer = knobs["compile"] != "off", knobs["engine"] == "trainer"
-    recomputes, pure_costs = knobs["checkpointing"] == "full", f"{bf16_speed}; updates lose precision"
+    recomputes, pure_costs = knobs["checkpointing"] in ("full", "offload"), f"{bf16_speed}; updates lose precision"
     seq_len, other_task = int(knobs["seq_len"] or 0), "none; the model trains on shorter sequences"
     halvings = range(1, (seq_len // MIN_SEQ_LEN).bit_length())
     chunked, every = LEVERS["loss"]["chunked"], LEVERS["checkpointing"]["every-2"]
     chunks = knobs["loss"] == "full" and knobs["engine"] in chunked.engines and strategy.name in chunked.strategies
-    chunks = chunks and family in chunked.families and objective in chunked.objectives
-    halves_recomputing = knobs["checkpointing"] == "off" and strategy.name in every.strategies
+    chunks = chunks and kind[0] in chunked.families and kind[1] in chunked.objectives
+    every_other = knobs["checkpointing"] == "off" and strategy.name in every.strategies
     one_product = "little: one more product with the vocabulary"
     table: list[tuple[bool, str, str, str, str]] = [
         (knobs["attention"] == "eager", "attention", "auto", "frees all score matrices, by sdpa", "faster"),
@@ -245,13 +245,7 @@ def knob_changes(
         (shrinks, "optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none"),
         (shrinks, "optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge"),
         (halves, "precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs),
-        (
-            halves_recomputing,
-            "checkpointing",
-            "every-2",
-            "frees about half of what full frees",
-            "half of full's slowdown",
-        ),
+        (every_other, "checkpointing", "every-2", "about half of what full frees", "half of full's slowdown"),
         (not recomputes, "checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower"),
         *((True, "seq_len", f"{seq_len >> n}", f"activations to {100 / 2**n:.2g} %", other_task) for n in halvings),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 import string
 from collections import deque
@@ -19,7 +20,7 @@ from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RU
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
-from trainfast_runner.worker.catalog import LEVERS, WITH_ADAPTERS
+from trainfast_runner.worker.catalog import WITH_ADAPTERS
 
 T = TypeVar("T")
 
@@ -206,6 +207,9 @@ COMPUTED_AGAIN = {"full": 1.0, "offload": 1.0, **{f"every-{count}": 1 / count fo
 """Share of the forward that the backward computes again, by `checkpointing`; of `selective` too little to count."""
 BACKWARD_OVER_FORWARD = 2.0
 """Time of a backward in forwards, without what it computes again."""
+APART_PERCENT = 10
+"""Chosen, not measured: percent of reserved memory between allocations from which the allocator may be the cause."""
+EXPANDABLE = "allocator=expandable, as {:.0f} % of the reserved memory lies between allocations; else "
 SLEEP_ADVICE = "run again beside them: a launch that sees them lets the threads sleep (OMP_WAIT_POLICY=PASSIVE)"
 SLEEP_ADVICE_FOR_SCRIPTS = (
     "run again with OMP_WAIT_POLICY=PASSIVE, which lets the threads sleep unless the script sets its own policy"
@@ -241,6 +245,8 @@ def _run(window: MeasuredWindow) -> Figures:
     cores = last_known(host.cpu_count for host in window.hosts)
     reserved_bytes = highest(step.peak_reserved_bytes for step in window.first_rank)
     allocated_bytes = highest(step.peak_allocated_bytes for step in window.first_rank)
+    unallocated_percent = _percent(_known(operator.sub, reserved_bytes, allocated_bytes), reserved_bytes)
+    is_default, is_apart = knobs.get("allocator") in (None, "default"), (unallocated_percent or 0.0) >= APART_PERCENT
     retries = (
         [step.alloc_retries for step in steps if step.alloc_retries is not None] for steps in window.steps.values()
     )
@@ -259,11 +265,8 @@ def _run(window: MeasuredWindow) -> Figures:
         # Each rank's count goes on from its start.
         "alloc_retries": highest(counts[-1] - counts[0] for counts in retries if counts),
         "peak_reserved_bytes": reserved_bytes,
-        "peak_allocated_bytes": allocated_bytes,
-        "unallocated_percent": _known(
-            lambda allocated, reserved: 100 * (1 - allocated / (reserved or 1)), allocated_bytes, reserved_bytes
-        ),
-        "allocator": knobs.get("allocator", LEVERS["allocator"].plain),
+        "unallocated_percent": unallocated_percent,
+        "allocator_advice": EXPANDABLE.format(unallocated_percent) if is_default and is_apart else "",
         "gpu_utilization_percent": utilization,
         "gpu_idle_percent": _known(lambda busy: 100 - busy, utilization),
         "unexplained_idle_percent": idle_percent,

@@ -98,31 +98,19 @@ def _data_bound(advice: str, *conditions: Condition) -> BottleneckRule:
 
 _TWO_PERCENT = "chosen: two runs of the same settings differ by 2 %; the reasons and counters are nvml.h's."
 
-
-def _memory_thrashing(advice: str, *conditions: Condition) -> BottleneckRule:
-    """The rule about retries of the allocator, with the advice for further conditions."""
-    return BottleneckRule(
+RULES: tuple[BottleneckRule, ...] = (
+    BottleneckRule(
         "memory-thrashing",
         "memory thrashing",
-        when=(("alloc_retries", ">=", 1), *conditions),
+        when=(("alloc_retries", ">=", 1),),
         line="memory is so full that the allocator flushed its cache and tried again ({alloc_retries} x in {steps}"
         " steps)",
-        advice=advice + "a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry"
-        " stalls the device",
+        advice="{allocator_advice}a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each"
+        " retry stalls the device",
         source="PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a"
-        " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many. A"
-        " tenth between allocations is chosen.",
-        shown_figures=("steps", "peak_reserved_bytes", "peak_allocated_bytes"),
-    )
-
-
-RULES: tuple[BottleneckRule, ...] = (
-    _memory_thrashing(
-        "allocator=expandable, as {unallocated_percent:.0f} % of the reserved memory lies between allocations; else ",
-        ("allocator", "is", "default"),
-        ("unallocated_percent", ">=", 10),
+        " cache flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
+        shown_figures=("steps", "peak_reserved_bytes", "unallocated_percent"),
     ),
-    _memory_thrashing(""),
     _data_bound(
         "workers={more_workers}: loading now happens in the training process, between its steps", ("workers", "is", 0)
     ),

@@ -128,6 +128,21 @@ def test_the_losses_of_trials_compare_step_by_step(space, base, other):
     assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
 
 
+def test_a_lever_that_changes_the_first_losses_beyond_its_tolerance_fails(space, base):
+    knobs = [one.knobs for one in space.space.candidates]
+
+    def differing(**turned):
+        return next(number for number, one in enumerate(knobs) if one == {**knobs[base], **turned})
+
+    lines = [*process_ready(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
+    checkpointed, compiled = differing(checkpointing="full"), differing(compile="default")
+    assert checkpointed not in state_of(space, *lines, trial(checkpointed, losses=[8.0, 7.000001, 6.0])).ruled_out
+    verdict = state_of(space, *lines, trial(checkpointed, losses=[8.0, 7.07])).ruled_out[checkpointed]
+    assert verdict.verdict == "failed"
+    assert "by up to 0.01 of it, where its levers may cause 1e-06, compared with the baseline's" in verdict.reason
+    assert compiled not in state_of(space, *lines, trial(compiled, losses=[8.1, 7.1])).ruled_out, "may draw dropout"
+
+
 def searched(
     directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
 ) -> dict[str, Any]:

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfast_runner.errors import lowest
-from trainfast_runner.records.result import LossDifference
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.results.loss_difference import greatest_difference, loss_tolerance
+from trainfast_runner.results.loss_difference import loss_difference
 from trainfast_runner.search.best.levers import MIN_BOUND, PHASES, phase_shares, prior_of
 from trainfast_runner.search.best.question import TOO_LARGE, changes_training, oom_verdict
 from trainfast_runner.search.best_journal import (
@@ -38,7 +37,6 @@ from trainfast_runner.search.best_journal import (
     BestJournal,
     BestLine,
     BestStep,
-    Candidate,
     CandidateVerdict,
     ColdRole,
     ColdRun,
@@ -562,6 +560,7 @@ def _rulings(space: Space, journal: BestJournal, levels: Levels) -> Iterator[Can
 def _other_losses(space: Space, journal: BestJournal) -> Iterator[tuple[int, str]]:
     """Yield the candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline = space.candidates[space.baseline_number]
+    fixed_knobs = {} if journal.question is None else journal.question.knobs
     for attempts in (journal.trials, journal.cold_runs):
         compared = [attempt for attempt in attempts if attempt.outcome in TIMED_OUTCOMES and attempt.losses]
         expected = next((line.losses for line in compared if line.candidate_number == space.baseline_number), [])
@@ -571,32 +570,18 @@ def _other_losses(space: Space, journal: BestJournal) -> Iterator[tuple[int, str
             if loss is None or expected_loss is None:
                 continue
             candidate = space.candidates[line.candidate_number]
-            if attempts is journal.trials and (excess := _excess(journal, candidate, baseline, line.losses, expected)):
-                yield line.candidate_number, f"{excess}, compared with the baseline's"
-                continue
+            if attempts is journal.trials:
+                # A trial does not tell of dropout, and leaves out steps that compile: those levers wait for a cold run.
+                knobs, plain = ({**fixed_knobs, **one.knobs} for one in (candidate, baseline))
+                losses = zip(line.losses, expected, strict=False)
+                difference = loss_difference(knobs, plain, losses, redraws=True)
+                if difference is not None and difference.excess:
+                    yield line.candidate_number, f"{difference.excess}, compared with the baseline's"
+                    continue
             # After a large fall the tolerance is a share of the first loss, not of the small last one.
             is_other = abs(loss - expected_loss) > LOSS_SHARE * max(abs(expected_loss), abs(expected[0] or 0.0))
             if is_other and not changes_training(candidate, baseline):
                 yield line.candidate_number, f"the loss was {loss:.4g} where the baseline's was {expected_loss:.4g}"
-
-
-def _excess(
-    journal: BestJournal,
-    candidate: Candidate,
-    baseline: Candidate,
-    losses: Sequence[float | None],
-    expected: Sequence[float | None],
-) -> str:
-    """Return the difference of a trial's first losses from the baseline's beyond the tolerance of its levers.
-
-    A trial does not tell of dropout, and leaves out steps that compile: such levers wait for a cold run.
-    """
-    fixed = journal.question.knobs if journal.question is not None else {}
-    tolerance = loss_tolerance({**fixed, **candidate.knobs}, {**fixed, **baseline.knobs}, redraws=True)
-    greatest = greatest_difference(losses, expected)
-    if tolerance is None or greatest is None:
-        return ""
-    return LossDifference(greatest=greatest[0], tolerance=tolerance, steps=greatest[1]).excess
 
 
 def _failed_values(
