@@ -36,15 +36,17 @@ SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_he
 CASES = [
     ("tiny-llama", ["model.num_hidden_layers=9", "precision=bf16", "checkpointing=full", "grad_accum=2"]),
     ("t5-base", SMALL_T5),
+    ("tiny-llama", ["model.num_hidden_layers=9", "checkpointing=every-2", "grad_accum=2"]),
+    ("tiny-llama", ["model.num_hidden_layers=12", "checkpointing=every-3", "loss=chunked"]),
 ]
 
 
 @pytest.mark.longest
 @pytest.mark.parametrize(("preset", "settings"), CASES)
-def test_three_blocks_predict_the_whole_depth(preset, settings):
+def test_a_few_blocks_predict_the_whole_depth(preset, settings):
     spec = resolve(preset, settings)
     model, whole = trace_uncached(spec), trace_uncached(spec, whole=True)
-    assert "3 layers" in model.basis
+    assert "layers traced" in model.basis
     assert "whole" in whole.basis
     for batch in (1, 3, 40):
         here = resolve(preset, [*settings, f"batch_size={batch}"])

@@ -49,6 +49,8 @@ class BlockStack(msgspec.Struct, frozen=True):
 
     kept: int
     sizes: list[int]
+    period: int = 1
+    """Number of blocks in the middle, which repeat."""
 
     @property
     def count(self) -> int:
@@ -202,22 +204,39 @@ def moments(
     `start` is the live bytes before the step. The last traced micro-batch stands for all that follow it.
     """
     level = start
-    for segment in segments:
-        if segment.micro > micro_batches:
+    for period in _periods(segments, stacks):
+        if period[0].micro > micro_batches:
             break
-        share = micro_batches / TRACED_MICRO_BATCHES if segment.phase == "data" else 1.0
-        blocks = blocks_of(segment, stacks)
-        delta = _live_at(segment.delta, batch, share)
-        peaks = [NO_BYTES, *(_live_at(line, batch, share) for line in segment.lines)]
+        share = micro_batches / TRACED_MICRO_BATCHES if period[0].phase == "data" else 1.0
+        copies, change = blocks_of(period[0], stacks).copies, NO_BYTES
+        for segment in period:
+            change = add(change, _live_at(segment.delta, batch, share))
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
-        for copy in dict.fromkeys((0, blocks.copies - 1)):
-            block = blocks.first + (blocks.copies - 1 - copy if segment.phase == "backward" else copy)
-            position = None if blocks.stack is None else BlockPosition(blocks.stack, block)
-            base = add(level, delta, copy)
-            for peak in peaks:
-                yield Moment(add(base, peak), segment.phase, position, segment.micro)
-        level = add(level, delta, blocks.copies)
+        for copy in dict.fromkeys((0, copies - 1)):
+            base = add(level, change, copy)
+            for segment in period:
+                blocks = blocks_of(segment, stacks)
+                step = blocks.period * (copies - 1 - copy if segment.phase == "backward" else copy)
+                position = None if blocks.stack is None else BlockPosition(blocks.stack, blocks.first + step)
+                for peak in (NO_BYTES, *(_live_at(line, batch, share) for line in segment.lines)):
+                    yield Moment(add(base, peak), segment.phase, position, segment.micro)
+                base = add(base, _live_at(segment.delta, batch, share))
+        level = add(level, change, copies)
     yield Moment(level, "end", None, micro_batches)
+
+
+def _periods(segments: list[Segment], stacks: list[BlockStack]) -> Iterator[list[Segment]]:
+    """Yield the segments, those of one stack's repeated blocks together."""
+    period: list[Segment] = []
+    for segment in segments:
+        blocks, last = blocks_of(segment, stacks), blocks_of(period[-1], stacks) if period else None
+        repeats = last is not None and last.copies > 1 and (blocks.stack, blocks.copies) == (last.stack, last.copies)
+        if period and not (repeats and (segment.phase, segment.micro) == (period[-1].phase, period[-1].micro)):
+            yield period
+            period = []
+        period.append(segment)
+    if period:
+        yield period
 
 
 class Blocks(NamedTuple):
@@ -226,6 +245,8 @@ class Blocks(NamedTuple):
     stack: int | None
     copies: int
     first: int
+    period: int = 1
+    """The number of blocks from one copy to the next."""
 
 
 def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
@@ -233,9 +254,9 @@ def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
     if not segment.traced_block:
         return Blocks(None, 1, 0)
     number, index = (int(part) for part in segment.traced_block.split(":"))
-    left_out = stacks[number].count - stacks[number].kept
-    if index == MIDDLE_BLOCK and left_out:
-        return Blocks(number, left_out + 1, index)
+    left_out, period = stacks[number].count - stacks[number].kept, stacks[number].period
+    if MIDDLE_BLOCK <= index < MIDDLE_BLOCK + period and left_out:
+        return Blocks(number, left_out // period + 1, index, period)
     return Blocks(number, 1, index if index < MIDDLE_BLOCK else index + left_out)
 
 

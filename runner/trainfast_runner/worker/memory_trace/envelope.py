@@ -117,6 +117,8 @@ def _key(segment: TracedSegment) -> tuple[str, int, str]:
     return segment.phase, segment.micro, segment.place
 
 
+MAX_PERIOD = 8
+"""Chosen, not measured: the most unlike blocks that repeat. Gemma 3 has 6."""
 KEPT_BLOCKS = 3
 """Blocks kept of a stack: the first, one for all between, and the last."""
 PLACE_ATTRIBUTES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
@@ -130,28 +132,34 @@ class TracedStack:
     name: str
     blocks: tuple[nn.Module, ...]
     sizes: tuple[int, ...]
+    period: int = 1
+    """Number of unlike blocks after the first that repeat."""
 
     @property
     def repeats(self) -> int:
-        """Number of blocks that the second kept block stands for."""
-        return len(self.sizes) - len(self.blocks) + 1
+        """Number of blocks that each kept block of the period after the first stands for."""
+        return (len(self.sizes) - len(self.blocks)) // self.period + 1
 
     def whole_model_names(self, name: str) -> list[str]:
         """Names in the whole model of the parameters that parameter `name` of the shortened model stands for."""
         inner_name = name.removeprefix(f"{self.name}.")
         if inner_name == name:
             return [name]
-        index, _, rest = inner_name.partition(".")
-        count, kept_count = len(self.sizes), len(self.blocks)
-        first_index = int(index) if int(index) < 2 else int(index) + count - kept_count
-        last_index = first_index + (count - kept_count if int(index) == 1 else 0)
-        return [f"{self.name}.{position}.{rest}" for position in range(first_index, last_index + 1)]
+        text, _, rest = inner_name.partition(".")
+        index, left_out = int(text), len(self.sizes) - len(self.blocks)
+        positions = [index if index == 0 else index + left_out]
+        if 1 <= index <= self.period:
+            positions = [index + copy * self.period for copy in range(self.repeats)]
+        return [f"{self.name}.{position}.{rest}" for position in positions]
 
 
-def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bool) -> list[TracedStack]:
+def shorten(
+    model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bool, max_period: int = 1
+) -> list[TracedStack]:
     """Cut every stack of more than `keep` identical blocks to `keep` blocks, in place; none if `whole`.
 
-    The first block may differ from the others: a T5's alone has the table of relative positions.
+    The first block may differ from the others: a T5's alone has the table of relative positions. Unlike blocks that
+    repeat, up to `max_period` of them, are cut to the first, one period, and the one to `period` blocks that follow.
     """
     stacks: list[TracedStack] = []
     inside: set[int] = set()
@@ -161,21 +169,25 @@ def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bo
         inside |= {id(nested) for nested in module.modules()}
         blocks = list(module)
         sizes = tuple(sum(getattr(p, "whole_numel", p.numel()) for p in block.parameters()) for block in blocks)
-        if not whole and len(blocks) > keep and _all_identical(blocks, config):
-            kept_blocks = [*blocks[: keep - 1], blocks[-1]]
+        period = 0 if whole or len(blocks) <= keep else _period(blocks, config, max_period)
+        if period:
+            ends = keep - 2 if period == 1 else period
+            following = 1 if period == 1 else len(blocks) - 1 - (len(blocks) - 2) // period * period
+            kept_blocks = [*blocks[: 1 + ends], *blocks[-following:]]
             parent, _, child_name = name.rpartition(".")
             setattr(model.get_submodule(parent), child_name, nn.ModuleList(kept_blocks))
             blocks = kept_blocks
-        stacks.append(TracedStack(name, tuple(blocks), sizes))
+        stacks.append(TracedStack(name, tuple(blocks), sizes, max(1, period)))
     return stacks
 
 
-def _all_identical(blocks: list[nn.Module], config: Any) -> bool:
-    for value in config.to_dict().values():
-        # One entry a layer, such as `layer_types`, which the model's own forward may ask instead of the block.
-        if isinstance(value, list) and len(value) == len(blocks) and len({repr(item) for item in value[1:]}) > 1:
-            return False
-    return len({_traits(block) for block in blocks[1:]}) == 1
+def _period(blocks: list[nn.Module], config: Any, longest: int) -> int:
+    """Number of unlike blocks that repeat after the first block, at least twice if several; 0 if none do."""
+    # Lists of one entry a layer, such as `layer_types`, which the model's own forward may ask instead of the block.
+    lists = [value for value in config.to_dict().values() if isinstance(value, list) and len(value) == len(blocks)]
+    traits = [(_traits(block), *map(repr, entries)) for block, *entries in zip(blocks, *lists, strict=True)][1:]
+    periods = (period for period in range(1, longest + 1) if traits[period:] == traits[:-period])
+    return next((period for period in periods if period == 1 or len(blocks) > 2 + 2 * period), 0)
 
 
 def _traits(block: nn.Module) -> Any:

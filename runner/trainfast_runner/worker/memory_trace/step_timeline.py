@@ -33,7 +33,7 @@ from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import Cut, cut, divide
 from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
-from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
+from .envelope import KEPT_BLOCKS, MAX_PERIOD, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
 
 PAGED_ELEMENTS = 100_000
@@ -76,11 +76,14 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
             stages = stages_of(replace(cut(whole, request.stages, knobs.seq_len), model=model), knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced_training(request, config, knobs, model) as traced_training:
-        stacks = shorten(model, config, whole=request.whole)
+        # A stage of a pipeline begins anywhere in a period.
+        stacks = shorten(model, config, whole=request.whole, max_period=1 if request.stages else MAX_PERIOD)
         segments = _forward_backward(traced_training, stacks, TRACED_BATCH_SIZES[size_index])
         return {
             "parameter_sizes": sizes,
-            "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
+            "stacks": [
+                {"kept": len(stack.blocks), "sizes": list(stack.sizes), "period": stack.period} for stack in stacks
+            ],
             "segments": segments,
             "pipeline": stages,
             "library_bytes": library_bytes(request.device),
@@ -205,7 +208,7 @@ def _forward_backward(
     _count_weights(model, live_bytes)
     for number, stack in enumerate(stacks):
         if stack.repeats > 1:
-            live_bytes.repeats[f"{number}:1"] = stack.repeats
+            live_bytes.repeats |= {f"{number}:{index}": stack.repeats for index in range(1, 1 + stack.period)}
     watch = StepWatch(live_bytes)
     hooks = watch.follow(stacks)
     knobs = traced_training.strategy.knobs
