@@ -91,6 +91,11 @@ class LeverEntry:
         """Name of the plain value."""
         return self.values[0].name
 
+    @property
+    def saves_memory(self) -> bool:
+        """True if its other values are slower than the plain one and trace less memory."""
+        return self.group == "memory" and self.is_traced
+
     def instead(self, value: LeverValue) -> str:
         """The setting to take where this value cannot run."""
         return f"{self.name}={value.fallback or self.plain}"
