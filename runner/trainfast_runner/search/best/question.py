@@ -167,11 +167,6 @@ class GlobalBatch:
             return None
         return {**values, "batch_size": batch, "grad_accum": accumulation}
 
-    @property
-    def first_count(self) -> int:
-        """Number of candidates before the first trial, if the space may have stages."""
-        return self.count if self.count <= MAX_CANDIDATES else sum(1 for _ in self.around(self.baseline()))
-
     def combinations(self) -> list[KnobValues]:
         """Return the varied and the derived knobs of each combination of this size."""
         return [{**knobs, **others} for knobs in self._possible for others in combinations_of(self._others)]
@@ -248,7 +243,7 @@ def enumerate_space(survey: Survey, vary: Vary, size: int | None, *, in_stages: 
     first. Raises UserError for more candidates otherwise, and for a global batch that nothing varied can give.
     """
     sizes = GlobalBatch(survey, vary, size)
-    in_stages = in_stages and sizes.first_count < sizes.count
+    in_stages = in_stages and sizes.count > MAX_CANDIDATES
     if sizes.count > MAX_CANDIDATES and not in_stages:
         dropped_knobs, left_count = fewest_to_drop(vary, sizes.count, MAX_CANDIDATES)
         text = f"{sizes.count:,} candidates are more than {MAX_CANDIDATES:,}"
@@ -412,10 +407,11 @@ class BestPlan:
             space = _space_of(self.question, survey)
         for changed_count in range(len(MEMORY_LEVERS) + 1):
             space = self._with_predictions(space, changed_count, cancelled, ceiling)
-        baseline = self.survey.run_of(space.candidates[space.baseline_number].knobs)
+        candidate, share = space.candidates[space.baseline_number], None
         model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
-        model = None if ceiling is None else model_of(baseline)
-        share = None if model is None else attention_share(self.facts.config, baseline, model)
+        baseline = self.survey.run_of(candidate.knobs)
+        if candidate.host_s and (model := model_of(baseline)) is not None:
+            share = attention_share(self.facts.config, baseline, model)
         return msgspec.structs.replace(space, attention_share=share)
 
     def grow(self, cancelled: threading.Event, space: Space, number: int, ceiling: Ceiling | None = None) -> Space:
@@ -441,14 +437,14 @@ class BestPlan:
     def _with_predictions(
         self, space: Space, changed_count: int, cancelled: threading.Event, ceiling: Ceiling | None
     ) -> Space:
-        """Return the space with predictions of the candidates that have so many memory levers, where none fits."""
+        """Return the space with predictions of the baseline, and of what has and needs so many `MEMORY_LEVERS`."""
         plan, unneeded = self.plan, unneeded_levers(self.question, space.candidates)
         specs = {
             number: spec
             for number, spec in self.survey.legal_specs(space).items()
             if spec.knobs["strategy"] in PREDICTED_STRATEGIES
             and space.candidates[number].predicted_bytes is None
-            and number not in unneeded
+            and (number not in unneeded or number == space.baseline_number)
             and sum(spec.knobs[name] != LEVERS[name].plain for name in MEMORY_LEVERS) == changed_count
         }
         with suppress(ProgramCancelled, UserError):  # candidates without a model are tried unpredicted
@@ -691,8 +687,6 @@ NEVER_VARIED = {
     **dict.fromkeys(("steps", "timing_warmup", "watch"), NOT_A_SPEED),
 }
 """Knobs that cannot be varied, each with the reason."""
-LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
-"""Knobs that are left alone first if there are too many combinations."""
 
 
 def vary_of(
@@ -721,12 +715,7 @@ def vary_of(
             vary[entry.name] = _values(entry, present_value, global_batch)
     _drop_illegal(survey, vary, left_alone)
     occurring = GlobalBatch(survey, vary, global_batch).occurring_values()
-    vary = {name: values for name, values in occurring.items() if len(values) > 1}
-    for name in LEFT_ALONE_FIRST:
-        if name in vary and GlobalBatch(survey, vary, global_batch).first_count > MAX_CANDIDATES:
-            del vary[name]
-            left_alone[name] = f"with it there are more than {MAX_CANDIDATES:,} settings; --vary {name}=... names it"
-    return vary, left_alone
+    return {name: values for name, values in occurring.items() if len(values) > 1}, left_alone
 
 
 def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:

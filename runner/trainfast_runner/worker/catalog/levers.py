@@ -93,7 +93,7 @@ class LeverEntry:
 
     @property
     def saves_memory(self) -> bool:
-        """True if its other values are slower than the plain one and trace less memory."""
+        """True if its other values are worth their time only where the plain one does not fit."""
         return self.group == "memory" and self.is_traced
 
     def instead(self, value: LeverValue) -> str:
