@@ -31,10 +31,10 @@ LAUNCH_BOUND_S, LAUNCH_BOUND_GAIN, MIN_LAUNCH_BOUND = 90.0, 2, 0.95
 """Seconds in which the leader on the simulated GPU is to be so many times as fast, in this share of the seeds."""
 
 
-def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int) -> list[Row]:
+def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int, *, in_stages: bool = False) -> list[Row]:
     """Replay a seed each, print the mean times, and return the budgets."""
     terrains = [terrain_of(seed) for seed in range(seeds)]
-    replays = [replay(terrain, seed) for seed, terrain in enumerate(terrains)]
+    replays = [replay(terrain, seed, in_stages=in_stages) for seed, terrain in enumerate(terrains)]
     sizes = [len(terrain.truth) for terrain in terrains]
     shares = [one.leader_s / cold_grid_s(terrain) for one, terrain in zip(replays, terrains, strict=True)]
     # A search that found nothing has lost everything.
@@ -118,6 +118,7 @@ def main() -> int:
     for grid in recorded():
         rows += replay_all(grid.name, lambda seed, grid=grid: grid, seeds)  # type: ignore[misc]
     rows += replay_all("synthetic spaces (no machine)", Synthetic, seeds)
+    rows += replay_all("synthetic spaces in stages", Synthetic, seeds, in_stages=True)
     rows += launch_bound_rows(min(seeds, LAUNCH_BOUND_SEEDS))
     print()
     return print_table([*rows, decision_row()])

@@ -6,10 +6,12 @@ import statistics
 from dataclasses import dataclass, field
 
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
+from msgspec.structs import replace as replace_fields
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, BestState, decide
+from trainfast_runner.search.best.question import lever_point
 from trainfast_runner.search.best_journal import BestAnswer, BestLine, BestQuestion, ColdRun, ProcessReady, Space, Trial
 
 MAX_DECISIONS = 1000
@@ -144,6 +146,36 @@ class FakeConductor:
         )
 
 
+class StagedConductor(FakeConductor):
+    """A conductor whose space is of stages: what is not around the baseline or a leader is ruled out so far."""
+
+    def __init__(self, terrain: Terrain, question: BestQuestion, seed: int) -> None:
+        self.around = [terrain.space.baseline_number]
+        self.whole = terrain.space
+        super().__init__(terrain, question, seed, [question, self._stage()])
+
+    def next(self) -> BestDecision:
+        """Let the space grow around a new leader, and decide the next step."""
+        decision = super().next()
+        assert self.latest is not None
+        if (center := self.latest.next_center) is None:
+            return decision
+        self.around.append(center)
+        self.lines.append(self._stage())
+        return super().next()
+
+    def _stage(self) -> Space:
+        points = [lever_point(one.knobs) for one in self.whole.candidates]
+        candidates = [
+            one
+            if one.excluded_as
+            or any(sum(points[near][name] != point[name] for name in point) < 2 for near in self.around)
+            else replace_fields(one, excluded_as="not_tried", reason="in a later stage")
+            for one, point in zip(self.whole.candidates, points, strict=True)
+        ]
+        return replace_fields(self.whole, candidates=candidates, around=[*self.around])
+
+
 def question(
     name: str, space: Space, objective: str = "samples_per_s", for_steps: int | None = None, budget_s: float = 1e9
 ) -> BestQuestion:
@@ -169,9 +201,14 @@ def question(
     )
 
 
-def replay(terrain: Terrain, seed: int, search_question: BestQuestion | None = None) -> Replayed:
-    """Search a space once."""
-    return FakeConductor(terrain, search_question or question(terrain.name, terrain.space), seed).run()
+def replay(
+    terrain: Terrain, seed: int, search_question: BestQuestion | None = None, *, in_stages: bool = False
+) -> Replayed:
+    """Search a space once, at once or in stages, where a lever that saves memory is tried only if it has to be."""
+    asked = search_question or question(terrain.name, terrain.space)
+    if in_stages:
+        return StagedConductor(terrain, replace_fields(asked, is_default_vary=True), seed).run()
+    return FakeConductor(terrain, asked, seed).run()
 
 
 def leader_within(terrain: Terrain, seed: int, seconds: float) -> tuple[int | None, FakeConductor]:

@@ -110,6 +110,8 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     """The values of each varied knob."""
     left_alone: dict[str, str] = {}
     """Knobs, and values as `name=value`, that are not varied, each with the reason."""
+    is_default_vary: bool = False
+    """True if the request named no knob to vary."""
     global_batch: int | None = None
     """Samples of one optimizer step; None if free."""
     objective: str = "samples_per_s"
@@ -166,12 +168,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Space(Line, frozen=True, kw_only=True, tag="space", eq=False):
     """Every candidate, the baseline among them; `dropped` combinations have another global batch.
 
-    A later line has the same candidates with more of them predicted; the last one counts.
+    A later line has the same candidates with more of them predicted, or more candidates; the last one counts.
     """
 
     candidates: list[Candidate]
     baseline_number: int = msgspec.field(name="baseline")
     dropped: int = 0
+    around: list[int] = []
+    """Candidates from which the others differ by one knob, the baseline first; empty for a space of all combinations.
+
+    Batch, accumulation and levers that save memory are not counted."""
     attention_share: float | None = None
     """The share of the model's FLOPs that attention to other tokens takes; None if unknown."""
 

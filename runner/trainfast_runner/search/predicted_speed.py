@@ -209,13 +209,13 @@ KNOB_DEVIATIONS = {
     for deviation, names in {
         # Ranks also communicate: fsdp of two gloo ranks took 1.4 to 2.7 times as long as ddp (`benchmarks/grids`).
         0.4: ("strategy",),
-        0.2: ("compile", "method", "tp_degree", "sequence_parallel", "ep_degree", "pp_degree", "p2p"),
-        0.15: ("precision",),
-        0.1: ("seq_len", "attention", "engine", "devices", "pp_schedule", "micro_batches", "reshard"),
+        0.2: ("compile", "tp_degree", "sequence_parallel", "ep_degree", "pp_degree", "p2p"),
+        0.15: ("precision", "kernels"),
+        0.1: ("seq_len", "attention", "loss", "method", "engine", "devices", "pp_schedule", "micro_batches", "reshard"),
         0.08: ("batch_size",),
         0.05: ("checkpointing", "optimizer", "workers", "lora_rank", "lora_targets"),
         0.03: ("grad_accum",),
-        0.02: ("pin_memory", "prefetch", "grad_clip"),
+        0.02: ("pin_memory", "prefetch", "grad_clip", "allocator"),
     }.items()
     for name in names
 }

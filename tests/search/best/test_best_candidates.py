@@ -1,24 +1,39 @@
 """The candidates of a best-fit search: one global batch, knobs that train the same, and refusals in words."""
 
+import threading
 from dataclasses import replace
 
 import pytest
+from benchmarks.best_fit_replay import question
+from msgspec.structs import replace as replace_fields
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.search.best.decide import BestState
 from trainfast_runner.search.best.question import (
+    MAX_CANDIDATES,
+    BestPlan,
     GlobalBatch,
     Survey,
     changes_training,
     default_global_batch,
     enumerate_space,
+    lever_point,
+    unneeded_levers,
     vary_of,
 )
+from trainfast_runner.search.best_journal import BestLine, Space
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve
 
+from .synthetic import trial
+
+GPU = DeviceReading(index=0, uuid="GPU-0", name="H100", memory_free_bytes=79 << 30, compute_capability="9.0")
+H100 = Machine(device="cuda", gpus=(GPU,), nvml_gpus=(GPU,), cores=16)
+INSTALLED = dict.fromkeys(("torch", "transformers", "accelerate", "torchao", "liger-kernel"), "9.0")
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
 
 
@@ -169,3 +184,102 @@ def test_a_knob_that_decides_no_speed_cannot_be_varied(name):
     with pytest.raises(UserError) as refused:
         vary(**{name: ["1"]})
     assert refused.value.key == name
+
+
+def on_an_h100(preset: str) -> Survey:
+    config = {"model_type": "llama", "vocab_size": 4096}
+    spec = resolve(preset, [])
+    return Survey(spec, H100, lambda run: check(Facts(run, H100, config, INSTALLED, "")))
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "llama-1b"])
+def test_all_levers_of_a_gpu_are_varied_within_the_limit(preset):
+    own = on_an_h100(preset)
+    varied, left_alone = vary_of(own, {}, 8)
+    assert set(varied) >= {"loss", "checkpointing", "compile", "attention", "kernels", "optimizer", "workers"}
+    assert "--vary allocator=" in left_alone["allocator"]
+    assert not [name for name, reason in left_alone.items() if f"{MAX_CANDIDATES:,}" in reason]
+    assert GlobalBatch(own, varied, 8).count > 10 * MAX_CANDIDATES
+    space = enumerate_space(own, varied, 8, in_stages=True)
+    assert len(space.candidates) < MAX_CANDIDATES / 5
+    baseline = space.candidates[space.baseline_number]
+    differences = [
+        [name for name, value in lever_point(one.knobs).items() if value != baseline.knobs[name]]
+        for one in space.candidates
+    ]
+    assert max(map(len, differences)) == 1
+    assert {name for names in differences for name in names} == {*lever_point(baseline.knobs)}
+    assert len({(*one.knobs.items(),) for one in space.candidates}) == len(space.candidates)
+
+
+def best_plan_of(own: Survey, batch: int) -> BestPlan:
+    vary, left_alone = vary_of(own, {}, batch)
+    space = enumerate_space(own, vary, batch, in_stages=True)
+    asked = replace_fields(question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True)
+    return BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
+
+
+def test_combinations_of_levers_enter_around_the_one_that_won_alone():
+    plan = best_plan_of(on_an_h100("tiny-llama"), 8)
+    space = plan.space
+    baseline = space.candidates[space.baseline_number].knobs
+    won = baseline | {"compile": "default"}
+    number = [one.knobs for one in space.candidates].index(won)
+    grown = plan.grow(threading.Event(), space, number)
+    assert grown.candidates[: len(space.candidates)] == space.candidates, "numbers stay"
+    assert grown.around == [space.baseline_number, number]
+    assert len(space.candidates) < len(grown.candidates) < MAX_CANDIDATES
+    added = [one.knobs for one in grown.candidates[len(space.candidates) :]]
+    assert all(knobs["compile"] == "default" for knobs in added if knobs["kernels"] == "liger")
+    assert won | {"kernels": "liger"} in added
+    assert baseline | {"kernels": "liger", "attention": "eager"} not in added
+    again = plan.grow(threading.Event(), grown, number)
+    assert len(again.candidates) == len(grown.candidates)
+
+
+def test_a_space_of_stages_grows_around_a_new_leader_and_around_what_needs_least():
+    plan = best_plan_of(on_an_h100("tiny-llama"), 8)
+    space = plan.space
+    base = space.baseline_number
+    knobs = space.candidates[base].knobs
+    numbers = [one.knobs for one in space.candidates]
+    won, smaller = (
+        numbers.index(knobs | more) for more in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2})
+    )
+
+    def center(*lines: BestLine, space: Space = space) -> int | None:
+        return BestState([plan.question, space, *lines], 0.0).next_center
+
+    assert center() is None
+    assert center(trial(base)) is None
+    assert center(trial(base), trial(smaller, ms=50.0)) is None, "only the batch is another"
+    assert center(trial(base), trial(won, ms=50.0)) == won
+    done = replace_fields(space, around=[base, won])
+    assert center(trial(base), trial(won, ms=50.0), space=done) is None
+    all_too_large = [
+        replace_fields(one, excluded_as="too_large", excess_bytes=1000 - number)
+        for number, one in enumerate(space.candidates)
+    ]
+    nothing_fits = replace_fields(space, candidates=all_too_large)
+    assert center(space=nothing_fits) == len(all_too_large) - 1
+
+
+def test_a_lever_that_saves_memory_is_bound_where_the_same_setting_fits_without_it():
+    plan = best_plan_of(survey(), 8)
+    assert plan.space.around == [], "these few candidates are all combinations"
+    fits = [
+        replace_fields(one, excess_bytes=1) if one.batch_size == 8 and one.knobs["loss"] == "full" else one
+        for one in plan.space.candidates
+    ]
+    unneeded = unneeded_levers(plan.question, fits)
+    needed = {
+        (one.knobs["batch_size"], one.knobs["checkpointing"], one.knobs["loss"])
+        for number, one in enumerate(fits)
+        if number not in unneeded
+    }
+    every = {"off", "full", "every-2"}
+    assert needed == {(size, "off", "full") for size in (1, 2, 4, 8)} | {(8, "off", "chunked")} | {
+        (8, value, "full") for value in every
+    }
+    assert "checkpointing=full saves memory alone" in " ".join(unneeded.values())
+    assert unneeded_levers(replace_fields(plan.question, is_default_vary=False), fits) == {}

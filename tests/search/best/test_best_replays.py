@@ -8,10 +8,11 @@ from benchmarks.best_fit import launch_bound_rows
 from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
 from benchmarks.best_fit_spaces import Synthetic, regret
 
-from trainfast_runner.search.best_journal import BestLine, Trial
+from trainfast_runner.search.best_journal import BestLine, Space, Trial
 
 from .synthetic import asking
 
+REASON_OF_A_LEVER = "checkpointing=full saves memory alone, and checkpointing=off is not too large"
 SHARES = (0.2, 0.5, 0.8, 0.95)
 """Budgets, as shares of what a whole search takes."""
 
@@ -109,3 +110,19 @@ def test_compilation_loses_a_short_training_and_wins_a_long_one():
         assert result.answer is not None
         kinds[steps] = space.space.candidates[result.answer].knobs["compile"]
     assert kinds == {20: "off", 200_000: "default"}
+
+
+@replays
+@pytest.mark.parametrize("number", [3, 7])
+def test_a_space_of_stages_ends_within_two_percent_with_fewer_candidates(number):
+    space = Synthetic(number)
+    result = replay(space, number, in_stages=True)
+    assert result.answer is not None
+    assert regret(space, result.answer) <= 0.02
+    [*_, grown] = [line for line in result.lines if isinstance(line, Space)]
+    assert len(grown.around) > 1, "it grew around a leader"
+    assert result.answer in {number for number, one in enumerate(grown.candidates) if one.excluded_as is None}
+    assert any(one.excluded_as == "not_tried" for one in grown.candidates)
+    reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "bound"}
+    assert REASON_OF_A_LEVER in reasons
+    assert any("combinations were candidates" in note for note in result.best_answer.notes)

@@ -230,7 +230,7 @@ def estimate_lines(plan: BestPlan) -> list[str]:
     dropped_words = f", {dropped:,} with another global batch left out" if dropped else ""
     legal = f"{len(plan.space.candidates):,}, {plan.legal_count:,} of them can run here{dropped_words}"
     rows = [
-        ("settings", f"{legal}; the baseline is one"),
+        ("settings", f"{legal}; the baseline is one{'; more follow around each leader' if plan.space.around else ''}"),
         ("takes", f"{budget} of trials, then the cold runs that confirm the answer"),
     ]
     return [*busy_lines(plan.plan.device), *pair_lines(rows)]

@@ -24,7 +24,7 @@ from trainfast_runner.search.best.decide import (
     Difference,
 )
 from trainfast_runner.search.best.levers import unused_lever
-from trainfast_runner.search.best.question import changes_training
+from trainfast_runner.search.best.question import MEMORY_LEVERS, changes_training
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -41,7 +41,7 @@ from trainfast_runner.search.best_journal import (
 )
 from trainfast_runner.search.effects import DRIFT_LOG_RATE, Measurements, ProcessStarts, log_rate
 from trainfast_runner.search.journal import Waiting, fields_of, first_fields, worked_seconds
-from trainfast_runner.search.searches import knobs_key
+from trainfast_runner.search.searches import BATCH_KNOBS, knobs_key
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
@@ -217,6 +217,13 @@ def _notes(cold: ColdRuns) -> Iterator[str]:
             gap = statistics.fmean(figures) - float(state.log_objectives[0][number])
             if abs(gap) > NOTED_LOG_GAP:
                 yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes against its trial"
+    if state.space.around:
+        count = math.prod(map(len, state.question.vary.values())) - state.space.dropped
+        alone = [name for name in state.question.vary if name not in (*BATCH_KNOBS, *MEMORY_LEVERS)]
+        yield (
+            f"{len(state.candidates):,} of {count:,} combinations were candidates:"
+            f" two of {', '.join(alone)} are changed together only where one of them led alone"
+        )
     if state.measured.drifts:
         drifted = counted(len(state.measured.drifts), "process", "processes")
         percent = f"{100 * DRIFT_LOG_RATE:.0f} %"

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError, highest, lowest
+from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cpu import CpuWindow
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
@@ -120,14 +121,23 @@ class BestConductor(Conductor[BestEnded]):
             return
         if not self._question.is_script:
             launch.keep_standby(self._best_plan.plan, self._home)
-            device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
-            predict = partial(self._best_plan.predict_candidates, ceiling=known_ceiling(self._home, device))
+            predict = partial(self._best_plan.predict_candidates, ceiling=self._ceiling())
             self._space = run_within(PREDICTIONS_WAIT_S, predict, self._raise_if_cancelled)
         self._write(self._space)
 
+    def _ceiling(self) -> Ceiling:
+        device = SpeedDevice(self._question.device, next(iter(self._question.device_names), ""))
+        return known_ceiling(self._home, device)
+
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
-        decision = decide(self._state())
+        state = self._state()
+        if (number := state.next_center) is not None:
+            grow = partial(self._best_plan.grow, space=self._space, number=number, ceiling=self._ceiling())
+            self._space = run_within(PREDICTIONS_WAIT_S, grow, self._raise_if_cancelled)
+            self._write(self._space)
+            state = self._state()
+        decision = decide(state)
         step = decision.step
         self._write(step)
         if decision.end_state is not None:

@@ -25,7 +25,7 @@ from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.results.loss_difference import loss_difference
 from trainfast_runner.search.best.levers import MIN_BOUND, PHASES, phase_shares, prior_of
-from trainfast_runner.search.best.question import TOO_LARGE, changes_training, oom_verdict
+from trainfast_runner.search.best.question import TOO_LARGE, changes_training, lever_point, oom_verdict, unneeded_levers
 from trainfast_runner.search.best_journal import (
     CONFIRM,
     RACE,
@@ -188,8 +188,9 @@ def _first_trial(state: BestState) -> BestDecision | None:
     if state.spent_s > state.question.budget_s:
         return _end("failed", f"no setting could be measured in the budget of {duration(state.question.budget_s)}")
 
-    def size(number: int) -> tuple[int, int]:
-        return state.candidates[number].predicted_bytes or 0, state.candidates[number].batch_size
+    def size(number: int) -> tuple[float, int]:
+        predicted_bytes = state.candidates[number].predicted_bytes
+        return math.inf if predicted_bytes is None else predicted_bytes, state.candidates[number].batch_size
 
     cause = "" if ruling is None else f" ({ruling.reason})"
     reason = f"the baseline is left out{cause}: the smallest setting first"
@@ -407,13 +408,13 @@ class BestState:
     def bounds(self) -> dict[int, str]:
         """The candidates that cannot beat the leader, with the reason; empty for joules.
 
-        The FLOPs alone take longer than the leader's whole sample, or a knob differs whose part of the step, of the
-        baseline's and of the leader's, is too small to matter.
+        It saves memory that is not needed, the FLOPs alone take longer than the leader's sample, or a knob differs
+        whose part of the step, of the baseline's and of the leader's, is too small to matter.
         """
         if self.leader_number is None or self.question.objective == "samples_per_joule":
             return {}
         leader, leader_value = self.leader_number, float(self.log_objectives[0][self.leader_number])
-        bounds: dict[int, str] = {}
+        bounds = unneeded_levers(self.question, self.candidates, self.ruled_out)
         for number, candidate in enumerate(self.candidates):
             if candidate.least_s_per_sample:
                 rate, start_s = 1 / candidate.least_s_per_sample, float(self.starts_s[number])
@@ -500,6 +501,26 @@ class BestState:
     def most_promising(self, among: BoolArray) -> int:
         """Return the candidate of the greatest expected improvement a second."""
         return int(np.where(among, self.improvements_per_s, -math.inf).argmax())
+
+    @property
+    def next_center(self) -> int | None:
+        """The candidate around which a space of stages grows next: the leader, or what needs least where nothing fits.
+
+        None while the space has the candidates around it, and without time for a trial.
+        """
+        space, number = self.space, self.leader_number
+        if number is None and not self.remaining:
+            excess_bytes = {number: ruling.excess_bytes for number, ruling in self.ruled_out.items()}
+            too_large = {number: excess for number, excess in excess_bytes.items() if excess is not None}
+            number = min(too_large, key=too_large.__getitem__, default=None)
+        has_time = self.spent_s < (1 - CONFIRMING_SHARE) * self.question.budget_s
+        if not space.around or number is None or not has_time or self.cold.has_begun:
+            return None
+        point, known = (
+            lever_point(self.candidates[number].knobs),
+            (self.candidates[each].knobs for each in space.around),
+        )
+        return None if point in map(lever_point, known) else number
 
     @cached_property
     def next_number(self) -> int | None:

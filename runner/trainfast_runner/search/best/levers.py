@@ -25,9 +25,11 @@ COMPILED = {"default": (1 / 3, 0.9), "blocks": (1 / 3, 1.0), "reduce-overhead": 
 """Shares of the host calls and of the device work that a value of `compile` leaves.
 
 Assumed: fused kernels are about a third as many, CUDA graphs replay a step in a few launches."""
-RECOMPUTED, UNFUSED_ATTENTION, UNKNOWN_BUSY_SHARE = 4 / 3, 1.15, 0.5
-"""Factors for a model that was not traced: full checkpointing repeats the forward, a third of the work; the work with
-`attention=eager`, and the busy share of the device, are assumed."""
+RECOMPUTED = {"full": 1 / 3, "offload": 1 / 3, "every-2": 1 / 6, "every-3": 1 / 9, "every-4": 1 / 12}
+"""The share of the work that checkpointing repeats of the forward, a third of it; for a model that was not traced."""
+UNFUSED_ATTENTION, UNKNOWN_BUSY_SHARE = 1.15, 0.5
+"""Factors for a model that was not traced: the work with `attention=eager`, and the busy share of the device, are
+assumed."""
 LOADER_KNOBS = ("workers", "prefetch", "pin_memory")
 PHASES = {
     **dict.fromkeys(LOADER_KNOBS, "the wait for data"),
@@ -45,7 +47,7 @@ LIMITING_SHARE = 0.03
 MAX_DEVIATION, MEASURED_DEVIATION = 0.3, 0.02
 """Chosen, not measured: prior deviations, in ln rate, of a knob's effect, and of one whose phase is measured for every
 value."""
-KNOWN_WORK = {"checkpointing": 0.1, "attention": 0.1}
+KNOWN_WORK = {"checkpointing": 0.1, "attention": 0.1, "loss": 0.1, "allocator": 0.05}
 """Prior deviations of knobs whose traced work tells most of their effect.
 
 With 0.16 for the batch, whose best size depends on caches, 8 of 80 synthetic spaces were over 2 % off."""
@@ -65,7 +67,7 @@ def _work_of(device: str, candidate: Candidate) -> tuple[float, float, float]:
     calls, work = COMPILED.get(str(knobs.get("compile")), (1.0, 1.0))
     if candidate.host_s and candidate.device_s:
         return calls * candidate.host_s, work * candidate.device_s, candidate.optimizer_s or 0.0
-    more = RECOMPUTED if knobs.get("checkpointing") == "full" else 1.0
+    more = 1.0 + RECOMPUTED.get(str(knobs.get("checkpointing")), 0.0)
     more *= UNFUSED_ATTENTION if knobs.get("attention") == "eager" else 1.0
     tflops = NOMINAL_CEILINGS[device].tflops
     work /= tflops.get(peak_precision(str(knobs.get("precision", "fp32"))), tflops["fp32"]) / tflops["fp32"]

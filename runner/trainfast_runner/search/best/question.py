@@ -7,9 +7,10 @@ and one of a user's script differ in what refuses a candidate, and in how its ru
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,10 +78,12 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
 from trainfast_runner.units import CPU, count_asked, mebibytes
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.worker.catalog import LEVERS, STRATEGIES
 
 MAX_CANDIDATES = 5000
 """A search has at most this many candidates."""
+MEMORY_LEVERS = tuple(name for name, entry in LEVERS.items() if entry.saves_memory)
+"""Levers that are worth their time only where the plain value does not fit."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,16 @@ class GlobalBatch:
         """Return the varied and the derived knobs of each combination of this size."""
         return [{**knobs, **others} for knobs in self._possible for others in combinations_of(self._others)]
 
+    def around(self, knobs: KnobValues) -> Iterable[KnobValues]:
+        """Yield the combinations that differ from one by at most one knob besides batch and `MEMORY_LEVERS`."""
+        saving = {name: values for name, values in self._others.items() if name in MEMORY_LEVERS}
+        alone = {name: values for name, values in self._others.items() if name not in saving}
+        changes = [{name: value} for name, values in alone.items() for value in values if value != knobs[name]]
+        for of_batch, saved in itertools.product(self._possible, combinations_of(saving)):
+            has_same_mesh = all(of_batch.get(name, knobs.get(name)) == knobs.get(name) for name in MESH_KNOBS)
+            for change in ({}, *(changes if has_same_mesh else ())):
+                yield {**knobs, **of_batch, **saved, **change}
+
     def baseline(self) -> KnobValues:
         """Return the preset's varied and derived knobs at this size: its batch size, or the next smaller that divides.
 
@@ -223,14 +236,15 @@ def default_global_batch(survey: Survey) -> int:
     return global_batch(run.knobs, survey.count(device_count, run))
 
 
-def enumerate_space(survey: Survey, vary: Vary, size: int | None) -> Space:
+def enumerate_space(survey: Survey, vary: Vary, size: int | None, *, in_stages: bool = False) -> Space:
     """Return every combination of the varied values with a global batch of `size`, the baseline among them.
 
-    None leaves the global batch free. Raises UserError for more candidates than `MAX_CANDIDATES`, and for a global
-    batch that nothing varied can give.
+    None leaves the global batch free. `in_stages` allows more than `MAX_CANDIDATES`: those around the baseline come
+    first. Raises UserError for more candidates otherwise, and for a global batch that nothing varied can give.
     """
     sizes = GlobalBatch(survey, vary, size)
-    if sizes.count > MAX_CANDIDATES:
+    in_stages = in_stages and sizes.count > MAX_CANDIDATES
+    if sizes.count > MAX_CANDIDATES and not in_stages:
         dropped_knobs, left_count = fewest_to_drop(vary, sizes.count, MAX_CANDIDATES)
         text = f"{sizes.count:,} candidates are more than {MAX_CANDIDATES:,}"
         raise UserError(
@@ -239,14 +253,29 @@ def enumerate_space(survey: Survey, vary: Vary, size: int | None) -> Space:
             advice=f"leaving out {' and '.join(dropped_knobs)}",
             option="leaving out " + " and ".join(f"--vary {name}" for name in dropped_knobs),
         )
-    baseline, listed = sizes.baseline(), sizes.combinations()
+    baseline = sizes.baseline()
+    listed = [*sizes.around(baseline)] if in_stages else sizes.combinations()
     if not listed:
         raise sizes.nearest_error()
     combinations = [{name: knobs.get(name, value) for name, value in baseline.items()} for knobs in listed]
     if baseline not in combinations:
         combinations.insert(0, baseline)
-    candidates = [_candidate(survey, knobs) for knobs in combinations]
-    return Space(candidates=candidates, baseline_number=combinations.index(baseline), dropped=sizes.dropped)
+    number = combinations.index(baseline)
+    return Space(
+        candidates=[_candidate(survey, knobs) for knobs in combinations],
+        baseline_number=number,
+        dropped=sizes.dropped,
+        around=[number] if in_stages else [],
+    )
+
+
+def _space_of(question: BestQuestion, survey: Survey) -> Space:
+    return enumerate_space(survey, question.vary, question.global_batch, in_stages=question.is_default_vary)
+
+
+def lever_point(knobs: KnobValues) -> KnobValues:
+    """Return the knobs that count in a space of stages: those besides batch, accumulation and `MEMORY_LEVERS`."""
+    return {name: value for name, value in knobs.items() if name not in (*BATCH_KNOBS, *MEMORY_LEVERS)}
 
 
 def _candidate(survey: Survey, knobs: KnobValues) -> Candidate:
@@ -303,6 +332,29 @@ def excess_text(needed_bytes: int, excess_bytes: int) -> str:
     return f"needs {mebibytes(needed_bytes)} of {limit}: {mebibytes(excess_bytes)} too large"
 
 
+def unneeded_levers(
+    question: BestQuestion, candidates: Sequence[Candidate], unfit: Collection[int] = ()
+) -> dict[int, str]:
+    """Return the candidates with a lever that saves memory where all else fits without it, each with the reason.
+
+    `unfit` did not fit when they ran. A request that names its knobs has none.
+    """
+    if not question.is_default_vary:
+        return {}
+    fitting = {
+        (*candidate.knobs.items(),)
+        for number, candidate in enumerate(candidates)
+        if candidate.excluded_as is None and candidate.excess_bytes is None and number not in unfit
+    }
+    return {
+        number: f"{name}={candidate.knobs[name]} saves memory alone, and {name}={LEVERS[name].plain} is not too large"
+        for number, candidate in enumerate(candidates)
+        for name in MEMORY_LEVERS
+        if candidate.knobs.get(name, LEVERS[name].plain) != LEVERS[name].plain
+        and (*{**candidate.knobs, name: LEVERS[name].plain}.items(),) in fitting
+    }
+
+
 MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 """Steps of the shortest trial."""
 
@@ -350,15 +402,50 @@ class BestPlan:
         Models are traced until `cancelled` is set.
         """
         assert self.facts is not None, "the memory of a script is unknown"
-        plan, spec, space = self.plan, self.survey.spec, self.space
-        if set(self.question.vary.get("attention", [spec.knobs["attention"]])) - set(EVERY_MODELS_ATTENTION):
-            inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"], attention=True)
-            survey = replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
-            space = enumerate_space(survey, self.question.vary, self.question.global_batch)
+        plan, space = self.plan, self.space
+        if (survey := self._asking_the_model()) is not self.survey:
+            space = _space_of(self.question, survey)
+        for changed_count in range(len(MEMORY_LEVERS) + 1):
+            space = self._with_predictions(space, changed_count, cancelled, ceiling)
+        candidate, share = space.candidates[space.baseline_number], None
+        model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
+        baseline = self.survey.run_of(candidate.knobs)
+        if candidate.host_s and (model := model_of(baseline)) is not None:
+            share = attention_share(self.facts.config, baseline, model)
+        return msgspec.structs.replace(space, attention_share=share)
+
+    def grow(self, cancelled: threading.Event, space: Space, number: int, ceiling: Ceiling | None = None) -> Space:
+        """Return a space of stages with the candidates around one of its own, predicted as the others are."""
+        sizes = GlobalBatch(self.survey, self.question.vary, self.question.global_batch)
+        known, survey = {(*one.knobs.items(),) for one in space.candidates}, self._asking_the_model()
+        added = [one for one in sizes.around(space.candidates[number].knobs) if (*one.items(),) not in known]
+        added = added if len(known) + len(added) <= MAX_CANDIDATES else []
+        candidates = [*space.candidates, *(_candidate(survey, knobs) for knobs in added)]
+        space = msgspec.structs.replace(space, candidates=candidates, around=[*space.around, number])
+        for changed_count in range(len(MEMORY_LEVERS) + 1 if self.facts is not None else 0):
+            space = self._with_predictions(space, changed_count, cancelled, ceiling)
+        return space
+
+    def _asking_the_model(self) -> Survey:
+        """Return the survey whose check knows the model's own kernels, if some value of `attention` needs them."""
+        spec, asked = self.survey.spec, self.question.vary.get("attention", [self.survey.spec.knobs["attention"]])
+        if self.facts is None or not set(asked) - set(EVERY_MODELS_ATTENTION):
+            return self.survey
+        inspected = warm_python.inspect(self.plan.python, spec.model, spec.data["objective"], attention=True)
+        return replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
+
+    def _with_predictions(
+        self, space: Space, changed_count: int, cancelled: threading.Event, ceiling: Ceiling | None
+    ) -> Space:
+        """Return the space with predictions of the baseline, and of what has and needs so many `MEMORY_LEVERS`."""
+        plan, unneeded = self.plan, unneeded_levers(self.question, space.candidates)
         specs = {
             number: spec
             for number, spec in self.survey.legal_specs(space).items()
             if spec.knobs["strategy"] in PREDICTED_STRATEGIES
+            and space.candidates[number].predicted_bytes is None
+            and (number not in unneeded or number == space.baseline_number)
+            and sum(spec.knobs[name] != LEVERS[name].plain for name in MEMORY_LEVERS) == changed_count
         }
         with suppress(ProgramCancelled, UserError):  # candidates without a model are tried unpredicted
             wanted, gpus = [*specs.values()], plan.device_uuids
@@ -388,10 +475,7 @@ class BestPlan:
                 if number != space.baseline_number:
                     figures |= {"excluded_as": TOO_LARGE, "reason": excess_text(needed_bytes, excess_bytes)}
             candidates[number] = msgspec.structs.replace(candidate, **figures)
-        baseline = specs.get(space.baseline_number)
-        model = None if baseline is None or ceiling is None else model_of(baseline)
-        share = None if baseline is None or model is None else attention_share(self.facts.config, baseline, model)
-        return msgspec.structs.replace(space, candidates=candidates, attention_share=share)
+        return msgspec.structs.replace(space, candidates=candidates)
 
 
 def attention_share(config: Mapping[str, Any], spec: RunSpec, model: MemoryModel) -> float | None:
@@ -466,7 +550,7 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     )
     survey = Survey(spec, machine, _check_of(facts))
     question = _question(spec, survey, plan, request, plan.memory_limit_bytes or ())
-    space = enumerate_space(survey, question.vary, question.global_batch)
+    space = _space_of(question, survey)
     question = msgspec.structs.replace(question, device_uuids=_gpus_of(survey, plan, space))
     return BestPlan(question, survey, plan, space, facts)
 
@@ -528,7 +612,7 @@ def plan_script_best(
             key="--vary",
             option=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
         )
-    space = enumerate_space(survey, question.vary, question.global_batch)
+    space = _space_of(question, survey)
     return BestPlan(question, survey, plan, space, plan_script_run=plan_script_run)
 
 
@@ -585,6 +669,7 @@ def _question(
         budget_s=request.budget_s,
         vary=vary,
         left_alone=left_alone,
+        is_default_vary=not request.vary,
         global_batch=batch if has_batch and not _frees_batch(request) else None,
         device=plan.device,
         device_names=plan.device_names,
@@ -602,10 +687,6 @@ NEVER_VARIED = {
     **dict.fromkeys(("steps", "timing_warmup", "watch"), NOT_A_SPEED),
 }
 """Knobs that cannot be varied, each with the reason."""
-LEFT_ALONE_FIRST = (
-    *("allocator", "pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile", "kernels", "loss"),
-)
-"""Knobs that are left alone first if there are too many combinations."""
 
 
 def vary_of(
@@ -626,18 +707,15 @@ def vary_of(
             left_alone[entry.name] = entry.training
         elif not all(entry.keeps_training(present_value, value) for value in entry.search_values):
             left_alone[entry.name] = f"{entry.text_of(present_value)} trains differently from its other values"
+        elif entry.name in LEVERS and not LEVERS[entry.name].phases:
+            left_alone[entry.name] = f"it acts on no part of a step; --vary {entry.name}=... names it"
         elif entry.name == "pin_memory" and survey.machine.used_by(survey.spec.knobs["devices"]).device == "cpu":
             left_alone[entry.name] = "a run on the CPU copies nothing to a GPU"
         elif entry.search_values:
             vary[entry.name] = _values(entry, present_value, global_batch)
     _drop_illegal(survey, vary, left_alone)
     occurring = GlobalBatch(survey, vary, global_batch).occurring_values()
-    vary = {name: values for name, values in occurring.items() if len(values) > 1}
-    for name in LEFT_ALONE_FIRST:
-        if name in vary and GlobalBatch(survey, vary, global_batch).count > MAX_CANDIDATES:
-            del vary[name]
-            left_alone[name] = f"with it there are more than {MAX_CANDIDATES:,} settings; --vary {name}=... names it"
-    return vary, left_alone
+    return {name: values for name, values in occurring.items() if len(values) > 1}, left_alone
 
 
 def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:

@@ -93,6 +93,11 @@ class LeverEntry:
         """Name of the plain value."""
         return self.values[0].name
 
+    @property
+    def saves_memory(self) -> bool:
+        """True if its other values are worth their time only where the plain one does not fit."""
+        return self.group == "memory" and self.is_traced
+
     def instead(self, value: LeverValue) -> str:
         """The setting to take where this value cannot run."""
         return f"{self.name}={value.fallback or self.plain}"
