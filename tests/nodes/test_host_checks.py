@@ -30,6 +30,9 @@ exec unshare -rm sh -c 'mount -t tmpfs tmpfs "$1" && exec sh -c "$2"' sh '{home}
 """
 """An ssh to a machine whose TRAINFAST_HOME is a file system of its own."""
 
+# What one test leaves is looked for on the whole machine.
+pytestmark = pytest.mark.xdist_group("doctor-hosts")
+
 
 def findings(done: Done, name: str) -> list[tuple[str, str]]:
     """State and sentence of each finding of this name."""

@@ -176,7 +176,8 @@ def test_script_behind_a_launcher_runs_as_the_only_rank(cli):
     assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
     assert found["framework"] == "torch"
     assert tomllib.loads((cli.presets / "mine.toml").read_text())["script"]["framework"] == "torch"
-    assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"]}
+    allocator = {"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF": ["allocator"]}
+    assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"], **allocator}
 
 
 def test_globals_of_nanogpt_are_flags(cli, tmp_path):
