@@ -69,10 +69,17 @@ def line(model: str, lever: tuple[LeverEntry, LeverValue] | None, run: Json, pla
     tolerance = lever[1].tolerance if lever else 0.0
     failed = ["memory"] if abs(off) > bound else []
     failed += ["loss"] if tolerance is not None and loss > tolerance else []
-    said = "trains differently" if tolerance is None else f"{loss:.1e}"
+    difference = "trains differently" if tolerance is None else f"{loss:.1e}"
     sizes = [f"{predicted / 2**20:,.1f} MiB", f"{measured / 2**20:,.1f} MiB", f"{100 * off:+.1f} %"]
     times = [f"{step_ms:,.0f} ms", f"{step_ms / plain['step_ms']['p50']:.2f}x"]
-    return [model, name, said, *sizes, *times, " and ".join(failed) and f"NOT HELD: {' and '.join(failed)}"], not failed
+    return [
+        model,
+        name,
+        difference,
+        *sizes,
+        *times,
+        " and ".join(failed) and f"NOT HELD: {' and '.join(failed)}",
+    ], not failed
 
 
 def main() -> int:

@@ -195,9 +195,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settin
 
 def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it():
     refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
-    assert (
-        "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; try optimizer=adamw-f" in refused
-    )
+    assert "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; install with: " in refused
+    assert "-m pip install 'torch>=2.9'; try optimizer=adamw-f" in refused
     check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
 
 

@@ -130,6 +130,10 @@ def test_arrows_reach_the_neighbours_of_a_memory_limit_that_is_no_stop():
     assert values.ladder("2GiB+1GiB")[-1] == "2GiB+1GiB"
 
 
+def test_each_knob_is_declared_once():
+    assert len(KNOBS_BY_NAME) == len(KNOBS)
+
+
 def test_a_knob_tells_which_values_train_the_same():
     precision, optimizer = KNOBS_BY_NAME["precision"], KNOBS_BY_NAME["optimizer"]
     assert precision.keeps_training("fp32", "bf16")

@@ -10,7 +10,6 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
 from trainfast_runner.worker.model.optimizer import build_optimizer, class_name, parameter_groups, set_rate
 
-pytestmark = pytest.mark.ci
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAMILIES = {
     "llama": ("AutoModelForCausalLM", {**SMALL, "tie_word_embeddings": True}),

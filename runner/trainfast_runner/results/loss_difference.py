@@ -22,7 +22,10 @@ Pairs = Iterable[tuple[float | None, float | None]]
 """Losses of the same steps of two runs."""
 HALF_PRECISION_TOLERANCE = 1e-2
 """Greatest relative difference of a step's loss by a lever in half precision, and with TF32."""
-WITHOUT_EFFECT = ("steps", "timing_warmup", "watch", "memory_limit", "workers", "pin_memory", "prefetch")
+WITHOUT_EFFECT = (
+    *("steps", "timing_warmup", "watch", "memory_limit", "workers", "pin_memory", "prefetch"),
+    *("devices", "p2p", "offload_path"),
+)
 """Knobs that change no loss: the learning rate, which a schedule takes from `steps`, is compared step by step."""
 SAME = ("script", "model", "data", "device", "world_size", "device_names", "versions")
 """Fields of `run.json` that are equal in runs which compare."""

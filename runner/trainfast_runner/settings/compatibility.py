@@ -150,9 +150,10 @@ def _hardware(facts: Facts) -> Refusals:
     for gpu in gpus:
         if not precision.runs_on(gpu.compute_capability):
             least = ".".join(map(str, precision.min_compute_capability))
+            other = "bf16" if precision.min_compute_capability > (8, 0) else "fp16"
             needs = f"precision={precision.name} needs compute capability {least} or later"
             has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
-            yield refusal("precision", f"{needs} and {has}", f"precision={'bf16' if least > '8.0' else 'fp16'}")
+            yield refusal("precision", f"{needs} and {has}", f"precision={other}")
         for entry, value in facts.levers:
             if not has_capability(gpu.compute_capability, value.min_compute_capability):
                 least = ".".join(map(str, value.min_compute_capability))
@@ -187,7 +188,7 @@ def _optimizer_on_a_cpu(facts: Facts) -> Refusals:
         yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
 
 
-def _link_and_kernel_on_a_cpu(facts: Facts) -> Refusals:
+def _link_on_a_cpu(facts: Facts) -> Refusals:
     """A link between GPUs."""
     if facts.on_cpu and facts.knobs["p2p"] == "off":
         sentence = "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU"
@@ -366,10 +367,9 @@ def _installed(facts: Facts) -> Refusals:
             yield refusal(knob, f"{knob}={entry.name} needs {entry.package}; {install}", f"{knob}={instead}")
     has, least = facts.versions.get(optimizer.package or ""), optimizer.min_version
     if has and least and _numbers(has) < _numbers(least):
-        sentence = (
-            f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
-        )
-        yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
+        needs = f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
+        install = f"install with: {facts.python} -m pip install '{optimizer.package}>={least}'"
+        yield refusal("optimizer", f"{needs}; {install}", f"optimizer={optimizer.fallback}")
     mode = facts.knobs["compile"]
     knob, instead = ("compile", "off") if mode != "off" else ("optimizer", optimizer.fallback)
     compiles = mode != "off" or optimizer.compiles
@@ -687,7 +687,7 @@ def _warmup(facts: Facts) -> Refusals:
 
 DEVICE_RULES: tuple[Rules, ...] = (_devices, _hardware)
 """Rules that look at devices only, and at what they compute with."""
-VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_and_kernel_on_a_cpu, _levers_on_a_cpu)
+VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_on_a_cpu, _levers_on_a_cpu)
 """Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
 KNOB_RULES: tuple[Rules, ...] = (
     *(_ranks, _micro_batches, _expert_degree, _programs, _optimizer_on_a_cpu),
@@ -695,7 +695,7 @@ KNOB_RULES: tuple[Rules, ...] = (
 )
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (
-    *(_link_and_kernel_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
+    *(_link_on_a_cpu, _links, _half_precision, _model_sizes, _installed, _pipeline),
     *(_tensor_parallel, _sequence_parallel, _expert_parallel, _offloading, _data, _levers_of_the_model, _attention),
 )
 """Further rules: they look at the model, its data, the installed packages and the disk as well."""

@@ -145,7 +145,6 @@ KNOBS: tuple[Knob, ...] = (
         changes_in_warm_process=True,
         search_values=("adamw", "adamw-foreach", "adamw-fused", "adamw-offload"),
     ),
-    _lever_knob(LEVERS["method"]),
     Knob(
         "lora_rank",
         Whole(1, 4096, (4, 8, 16, 32, 64, 128)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,13 +40,13 @@ def named_fields(fields: Mapping[str, object], has: Callable[[str], bool]) -> di
 def levers_of_fields(read: Callable[[str, None], Any]) -> dict[str, str]:
     """Return the levers' values that the fields of TrainingArguments have; `read` gives a field, else its default."""
     values = {name: _value_of(LEVERS[name], read) for name in LEVERS_TAKEN}
-    layers = (_field(_ARGUMENTS, read) or {}).get("every_n_layers", 1)
+    layers = (_field(_ARGUMENTS, read) or {}).get("every_n_layers") or 1
     if values["checkpointing"] == "full" and layers > 1:
         values["checkpointing"] = f"every-{layers}"
     if read("torch_compile", None):
         # With accumulation max-autotune is the Trainer's mode without CUDA graphs.
         values["compile"] = (read("torch_compile_mode", None) or "default").replace("-no-cudagraphs", "")
-    kernels = read("liger_kernel_config", None) or {}
+    kernels = _field("liger_kernel_config", read) or {}
     for name, kernel in (("kernels", "rms_norm"), ("loss", "fused_linear_cross_entropy")):
         # One switch for both, and a part that is not named is on.
         values[name] = values[name] if kernels.get(kernel, True) else LEVERS[name].plain
@@ -64,7 +65,9 @@ def _value_of(entry: LeverEntry, read: Callable[[str, None], Any]) -> str:
 
 def _field(name: str, read: Callable[[str, None], Any]) -> Any:
     newer = read(NEWER_NAMES.get(name, name), None)
-    return read(name, None) if newer is None else newer
+    value = read(name, None) if newer is None else newer
+    # A flag's text is JSON until the arguments are complete.
+    return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
 
 def _is(live: Any, asked: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..catalog import LEVERS, OPTIMIZERS
+from ..catalog import LEVERS, OPTIMIZERS, named_fields
 from ..data.samples import Batch
 from ..levers.checkpointing import ARGUMENTS
 from ..loop import to_device
@@ -24,16 +24,22 @@ from ..strategies.base import Strategy
 from .base import Engine
 
 
+def _trainer_name(knobs: Knobs) -> str | None:
+    """The Trainer's name of the optimizer; None if it gets the optimizer itself: it sees no torchao here."""
+    entry = OPTIMIZERS[knobs.optimizer]
+    return None if entry.package == "torchao" else entry.trainer_name
+
+
 def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
     """The knobs as TrainingArguments, with the Trainer's defaults off (clip at 1.0, a falling rate, logs, checkpoints).
 
     TF32 is the process's own setting, which `Precision` has made already.
     """
-    # The field's newer name, where this version has it.
-    names = [field.name for field in dataclasses.fields(TrainingArguments)]
-    checkpointing = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
-    fields: dict[str, Any] = dict(LEVERS["checkpointing"][knobs.checkpointing].trainer_fields or ())
-    arguments = {**ARGUMENTS, **fields.get("gradient_checkpointing_kwargs", {})}
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    checkpointing = dict(LEVERS["checkpointing"][knobs.checkpointing].trainer_fields or ())
+    fields: dict[str, Any] = named_fields(
+        {"gradient_checkpointing_kwargs": ARGUMENTS, **checkpointing}, names.__contains__
+    )
     return TrainingArguments(
         # The folder has to exist; nothing is written into it.
         output_dir=tempfile.gettempdir(),
@@ -45,7 +51,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         warmup_steps=0,
         weight_decay=knobs.weight_decay,
         max_grad_norm=knobs.grad_clip,
-        optim=OPTIMIZERS[knobs.optimizer].trainer_name or "adamw_torch",
+        optim=_trainer_name(knobs) or "adamw_torch",
         seed=knobs.seed,
         bf16=knobs.precision == "bf16",
         fp16=knobs.precision == "fp16",
@@ -62,7 +68,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **{checkpointing: fields["gradient_checkpointing"], f"{checkpointing}_kwargs": arguments},
+        **fields,
     )
 
 
@@ -75,7 +81,7 @@ class HfTrainer(Engine):
         """Make the Trainer with its optimizer; it wraps the model when it begins to train."""
         device = self.strategy.device
         init_weights(model, self.knobs.seed, device)
-        has_name = OPTIMIZERS[self.knobs.optimizer].trainer_name is not None
+        has_name = _trainer_name(self.knobs) is not None
         self.trainer = RecordedTrainer(
             self.strategy,
             self.objective,

@@ -40,10 +40,11 @@ def choose(model: nn.Module, knobs: Knobs) -> None:
             enable(chosen in (None, kernel))
     if knobs.compile == "off":
         # A hook in a compiled module would be compiled into it, and a compiled graph does not name its kernels.
-        model._first_forward = model.register_forward_hook(_see)  # type: ignore[assignment]
+        live: Any = model
+        live._first_forward = model.register_forward_hook(lambda _replica, _inputs, output: _see(live, output))
 
 
-def _see(model: Any, _inputs: Any, output: Any) -> None:
+def _see(model: Any, output: Any) -> None:
     model._first_forward.remove()
     outputs = list(output.values()) if isinstance(output, dict) else [output]
     nodes = [value.grad_fn for value in outputs if isinstance(value, Tensor) and value.grad_fn is not None]

@@ -1,4 +1,4 @@
-"""torch.compile of each block of a model in place, and of the whole model's program what torch is told."""
+"""The blocks that torch.compile has compiled in place, and its mode for the whole model."""
 
 from __future__ import annotations
 

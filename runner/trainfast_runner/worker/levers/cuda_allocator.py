@@ -9,8 +9,8 @@ from torch import nn
 
 
 def actual(model: nn.Module) -> dict[str, Any]:
-    """Return `allocator`, by the settings of the allocator itself; None without CUDA."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """Return `allocator`, by the settings of the allocator itself; None without CUDA, and of another allocator."""
+    if not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":  # type: ignore[no-untyped-call]
         return {"allocator": None}
     settings = torch.cuda.memory._snapshot()["allocator_settings"]
     return {"allocator": "expandable" if settings["expandable_segments"] else "default"}

@@ -142,6 +142,11 @@ def _make_quantizable(model: nn.Module, compute_dtype: torch.dtype) -> None:
     """Put layers of four bits in the place of the linear layers of the blocks; `quantize` gives them their weights."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
+    if any(parameter.dim() > 2 for block in outermost_blocks(model) for parameter in block.parameters()):
+        # Experts in one tensor: bitsandbytes' layers are matrices, and most of the model would stay whole.
+        family = model.config.model_type  # type: ignore[union-attr]
+        message = f"method=qlora quantizes matrices, and {family} has its experts in tensors of three dimensions"
+        raise InvalidInput(message, key="method", allowed=["full", "lora"], nearest="lora")
     # As transformers does: their code reads the format of these weights.
     whole = getattr(model, "_keep_in_fp32_modules", None) or ()
     for block in outermost_blocks(model):
