@@ -77,7 +77,8 @@ def test_training_arguments_run_in_a_trainer_that_imports_them(cli, tmp_path, mo
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "lever", ["checkpointing=every-2", "compile=default", "optimizer=adamw-8bit-ao", "samples=grouped", "method=lora"]
+    "lever",
+    ["checkpointing=full", "checkpointing=every-2", "compile=default", "optimizer=adamw-8bit-ao", "method=lora"],
 )
 def test_a_lever_runs_in_a_trainer_as_it_was_exported(cli, tmp_path, monkeypatch, lever):
     run = trained(cli, monkeypatch, lever, "model.num_hidden_layers=3")
