@@ -220,6 +220,8 @@ class ModelHooks:
             self._handles.pop().remove()
 
     def _on_module(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if is_compiling():
+            return  # a slice of a list of layers, in a forward that torch.compile follows
         self._modules.add(module)
         if child is not None:
             self._inner.add(child)
