@@ -1,23 +1,21 @@
 """A compiled module trains the same; the steps that compile are known and enter no figure."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
-from worker_knobs import llama, worker_knobs
+from worker_knobs import llama
 
-from trainfast_runner.worker.levers.compilation import mode_of
+from trainfast_runner.worker.catalog import compile_mode
 
 SMALLEST = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 
 
 @pytest.mark.ci
 def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it():
-    tuned = worker_knobs(compile="max-autotune")
-    assert (mode_of(worker_knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
-    assert mode_of(replace(tuned, grad_accum=2)) == "max-autotune-no-cudagraphs"
-    replayed = worker_knobs(compile="reduce-overhead")
-    assert (mode_of(replayed), mode_of(replace(replayed, grad_accum=2))) == ("reduce-overhead", None)
+    assert [compile_mode(value, 1) for value in ("default", "blocks")] == ["default", "default"]
+    assert (compile_mode("max-autotune", 1), compile_mode("reduce-overhead", 1)) == ("max-autotune", "reduce-overhead")
+    assert compile_mode("max-autotune", 2) == "max-autotune-no-cudagraphs"
+    assert compile_mode("reduce-overhead", 2) == "default"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")

@@ -20,7 +20,7 @@ from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RU
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
-from trainfast_runner.worker.catalog import WITH_ADAPTERS
+from trainfast_runner.worker.catalog import LEVERS, WITH_ADAPTERS
 
 T = TypeVar("T")
 
@@ -203,8 +203,6 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 PIDS_SHOWN = 3
 FAR_UNDER_C = 10.0
 """Chosen, not measured: degrees C under its limit at which a chip does not slow down for its own heat."""
-COMPUTED_AGAIN = {"full": 1.0, "offload": 1.0, **{f"every-{count}": 1 / count for count in (2, 3, 4)}}
-"""Share of the forward that the backward computes again, by `checkpointing`; of `selective` too little to count."""
 BACKWARD_OVER_FORWARD = 2.0
 """Time of a backward in forwards, without what it computes again."""
 APART_PERCENT = 10
@@ -293,7 +291,7 @@ def _exchange(window: MeasuredWindow) -> Figures:
     # Gradients are exchanged while the backward computes: only what makes it longer costs the step.
     # Frozen weights have no gradients to compute.
     has_adapters = run.knobs.get("method") in WITH_ADAPTERS
-    factor = BACKWARD_OVER_FORWARD + COMPUTED_AGAIN.get(str(run.knobs.get("checkpointing")), 0.0) - has_adapters
+    factor = BACKWARD_OVER_FORWARD + LEVERS["checkpointing"][run.knobs.get("checkpointing")].recomputed - has_adapters
     expected_ms = _known(lambda forward: factor * forward, forward_ms)
     exposed_ms = _known(lambda backward, expected: max(0.0, backward - expected), backward_ms, expected_ms)
     return {

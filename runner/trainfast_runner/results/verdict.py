@@ -34,17 +34,9 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.settings.device_counts import axis_degree, expected_mesh
 from trainfast_runner.settings.precisions import PRECISIONS, computing_precision
 from trainfast_runner.units import counted, gibibytes
-from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS, SCHEDULES, STRATEGIES
+from trainfast_runner.worker.catalog import ATTENTION_IMPLEMENTATIONS, LEVERS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 from trainfast_runner.worker.shared.words import TRIAL
-
-ATTENTION_KERNELS = {
-    "eager": "eager",
-    **dict.fromkeys(("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"), "sdpa"),
-    "flash": "flash_attention_2",
-    "flash-3": "flash_attention_3",
-}
-"""transformers' attention by knob value; `auto` is absent, because it allows each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +117,7 @@ def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
         yield lever.name, None if lever[asked].is_any else asked, getattr(ran, lever.actual)
     yield "engine", knobs.get("engine"), ran.engine
     attention, mode = knobs.get("attention"), knobs.get("compile", "off")
-    yield f"attention={attention}", ATTENTION_KERNELS.get(str(attention)), ran.attention
+    yield f"attention={attention}", ATTENTION_IMPLEMENTATIONS.get(str(attention)), ran.attention
     yield f"compile={mode} (compiled)", mode != "off", ran.compiled
     has_blocks = None if ran.compiled_blocks is None else ran.compiled_blocks > 0
     yield f"compile={mode} (compiled_blocks)", mode == "blocks", has_blocks

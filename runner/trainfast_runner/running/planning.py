@@ -443,14 +443,10 @@ def _hooks_blocked_reason(command: ScriptCommand, versions: dict[str, str | None
     if command.interpreter is not None and versions and versions.get("torch") is None:
         return no_torch_message(command.interpreter)
     torch = versions.get("torch")
-    version_numbers = _version_numbers(torch or "")
-    if len(version_numbers) < 2 or version_numbers >= _version_numbers(FIRST_TORCH):
+    version_numbers = release(torch or "")
+    if len(version_numbers) < 2 or version_numbers >= release(FIRST_TORCH):
         return None  # new enough, or unknown
     return f"torch {torch} is older than {FIRST_TORCH} and loads no hooks"
-
-
-def _version_numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
 
 
 HOOKS_FOLDER = Path(__file__).parents[1] / "door"

@@ -366,7 +366,7 @@ def _installed(facts: Facts) -> Refusals:
             install = f"install with: {facts.python} -m pip install {entry.package}"
             yield refusal(knob, f"{knob}={entry.name} needs {entry.package}; {install}", f"{knob}={instead}")
     has, least = facts.versions.get(optimizer.package or ""), optimizer.min_version
-    if has and least and _numbers(has) < _numbers(least):
+    if has and least and release(has) < release(least):
         needs = f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
         install = f"install with: {facts.python} -m pip install '{optimizer.package}>={least}'"
         yield refusal("optimizer", f"{needs}; {install}", f"optimizer={optimizer.fallback}")
@@ -379,11 +379,6 @@ def _installed(facts: Facts) -> Refusals:
     if compiles and not any(shutil.which(name, path=path) for name in ((chosen,) if chosen else names)):
         missing = f"PATH has no {chosen or ' or '.join(names)}; install with: apt-get install {package}"
         yield refusal(knob, f"{knob}={facts.knobs[knob]} needs a compiler, and {missing}", f"{knob}={instead}")
-
-
-def _numbers(version: str) -> list[int]:
-    """The numbers of a version's first two parts: [2, 13] for `2.13.0+cpu`."""
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _links(facts: Facts) -> Refusals:

@@ -23,8 +23,10 @@ from trainfast_runner.settings.knob_values import (
     KnobValues,
     Real,
     Whole,
+    whole_number,
 )
 from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.worker import catalog
 from trainfast_runner.worker.catalog import (
     ENGINES,
     LEVERS,
@@ -510,11 +512,8 @@ def loader_arguments(knobs: KnobValues) -> dict[str, object]:
 
 
 def compile_mode(knobs: KnobValues) -> str:
-    """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
-    mode = str(knobs["compile"])
-    if knobs.get("grad_accum", 1) != 1:
-        mode = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}.get(mode, mode)
-    return "default" if mode == "blocks" else mode
+    """torch.compile's mode with these knobs."""
+    return catalog.compile_mode(str(knobs["compile"]), whole_number({"grad_accum": 1, **knobs}, "grad_accum"))
 
 
 def _trainer_optimizer(field: str, optimizer: OptimizerEntry) -> dict[str, object]:

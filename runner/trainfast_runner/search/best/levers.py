@@ -20,13 +20,14 @@ from trainfast_runner.search.effects import Prior
 from trainfast_runner.search.predicted_speed import NOMINAL_CEILINGS, OVERLAP_EXPONENT, overlapped
 from trainfast_runner.settings.knob_values import KnobValue, whole_number
 from trainfast_runner.settings.precisions import peak_precision
+from trainfast_runner.worker.catalog import LEVERS
 
 COMPILED = {"default": (1 / 3, 0.9), "blocks": (1 / 3, 1.0), "reduce-overhead": (0.1, 0.9), "max-autotune": (0.1, 0.9)}
 """Shares of the host calls and of the device work that a value of `compile` leaves.
 
 Assumed: fused kernels are about a third as many, CUDA graphs replay a step in a few launches."""
-RECOMPUTED = {"full": 1 / 3, "offload": 1 / 3, "every-2": 1 / 6, "every-3": 1 / 9, "every-4": 1 / 12}
-"""The share of the work that checkpointing repeats of the forward, a third of it; for a model that was not traced."""
+FORWARD_SHARE = 1 / 3
+"""The forward's share of the work, which checkpointing repeats in part; for a model that was not traced."""
 UNFUSED_ATTENTION, UNKNOWN_BUSY_SHARE = 1.15, 0.5
 """Factors for a model that was not traced: the work with `attention=eager`, and the busy share of the device, are
 assumed."""
@@ -67,7 +68,7 @@ def _work_of(device: str, candidate: Candidate) -> tuple[float, float, float]:
     calls, work = COMPILED.get(str(knobs.get("compile")), (1.0, 1.0))
     if candidate.host_s and candidate.device_s:
         return calls * candidate.host_s, work * candidate.device_s, candidate.optimizer_s or 0.0
-    more = 1.0 + RECOMPUTED.get(str(knobs.get("checkpointing")), 0.0)
+    more = 1.0 + FORWARD_SHARE * LEVERS["checkpointing"][knobs.get("checkpointing")].recomputed
     more *= UNFUSED_ATTENTION if knobs.get("attention") == "eager" else 1.0
     tflops = NOMINAL_CEILINGS[device].tflops
     work /= tflops.get(peak_precision(str(knobs.get("precision", "fp32"))), tflops["fp32"]) / tflops["fp32"]

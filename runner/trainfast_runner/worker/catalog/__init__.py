@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 from .levers import ADAPTER_KNOBS as ADAPTER_KNOBS
 from .levers import ALLOCATOR_VARIABLES as ALLOCATOR_VARIABLES
+from .levers import ATTENTION_IMPLEMENTATIONS as ATTENTION_IMPLEMENTATIONS
 from .levers import LEVERS as LEVERS
 from .levers import WITH_ADAPTERS as WITH_ADAPTERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue
+from .levers import compile_mode as compile_mode
 from .levers import lever_packages
 from .levers import searched_values as searched_values
 from .optimizers import OPTIMIZERS as OPTIMIZERS

@@ -23,6 +23,8 @@ class LeverValue:
     memory: str = ""
     path: str | None = None
     """`module:function` below `worker/levers`, called with the model and the knobs; None changes no model."""
+    recomputed: float = 0.0
+    """Share of the layers' forward that the backward computes again; of `selective` too little to count."""
     tolerance: float | None = 0.0
     """Greatest relative difference of a step's loss from that of the plain value in fp32; None trains differently."""
     objectives: tuple[str, ...] = ()
@@ -165,6 +167,7 @@ _EVERY = tuple(
     LeverValue(
         name=f"every-{count}",
         path="checkpointing:checkpoint",
+        recomputed=1 / count,
         what=_EVERY_TEXT.format(count),
         tolerance=1e-6,
         strategies=_LAYERS_IN_ONE,
@@ -185,6 +188,7 @@ CHECKPOINTING = LeverEntry(
         LeverValue(
             name="full",
             path="checkpointing:checkpoint",
+            recomputed=1.0,
             speed="full recomputes each layer: about 20-30 % slower",
             memory="with full activations shrink to one layer plus the boundaries between layers",
             tolerance=1e-6,
@@ -205,6 +209,7 @@ CHECKPOINTING = LeverEntry(
         LeverValue(
             name="offload",
             path="checkpointing:checkpoint",
+            recomputed=1.0,
             what="is full with the layers' inputs in host memory",
             speed="offload copies them both ways within the step: slower than full, up to 1.85x without overlap",
             memory="offload frees the boundaries between layers too",
@@ -414,6 +419,26 @@ ALLOCATOR = LeverEntry(
     reads="cuda_allocator",
     same_as=("PYTORCH_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
 )
+
+ATTENTION_IMPLEMENTATIONS: dict[str, str | None] = {
+    "auto": None,
+    "eager": "eager",
+    **dict.fromkeys(("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"), "sdpa"),
+    "flash": "flash_attention_2",
+    "flash-3": "flash_attention_3",
+}
+"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
+
+
+def compile_mode(value: str, grad_accum: int) -> str:
+    """torch.compile's mode, without CUDA graphs if gradients accumulate over micro-batches.
+
+    A replay of a CUDA graph overwrites the gradients of the last one (torch/_inductor, cudagraph_trees.py).
+    """
+    without_graphs = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}
+    mode = without_graphs.get(value, value) if grad_accum != 1 else value
+    return "default" if mode == "blocks" else mode
+
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables with the settings of torch's CUDA allocator, the newer name first."""

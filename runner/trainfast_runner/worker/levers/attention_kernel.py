@@ -11,16 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..catalog import ATTENTION_IMPLEMENTATIONS
 from ..spec import Knobs
 
-IMPLEMENTATIONS = {
-    "auto": None,
-    "eager": "eager",
-    **dict.fromkeys(("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"), "sdpa"),
-    "flash": "flash_attention_2",
-    "flash-3": "flash_attention_3",
-}
-"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
 _FLAGS = {"sdpa-flash": "flash", "sdpa-cudnn": "cudnn", "sdpa-efficient": "mem_efficient", "sdpa-math": "math"}
 """Name of each kernel of sdpa in torch's flags; a torch without one has no flag for it."""
 _NODES = {
@@ -67,7 +60,7 @@ def actual(model: nn.Module) -> dict[str, Any]:
     """
     implementation = getattr(model.config, "_attn_implementation", None) or ""
     if implementation != "sdpa":
-        kernel = next((name for name, its in IMPLEMENTATIONS.items() if its == implementation), None)
+        kernel = next((name for name, its in ATTENTION_IMPLEMENTATIONS.items() if its == implementation), None)
     elif (kernel := getattr(model, "_seen_kernel", None)) is None:
         allowed = [kernel for kernel, name in _FLAGS.items() if _is_allowed(name)]
         kernel = allowed[0] if len(allowed) == 1 else None

@@ -119,7 +119,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "bitsandbytes" and func._schema.name.endswith("::gemm_4bit"):
             from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl  # late: only quantized layers call it
 
-            with self:  # its parts, of which the weight in half precision is the largest temporary
+            with self:  # count its operations: the half-precision weight is the largest temporary
                 return _gemm_4bit_default_impl(*args, **(kwargs or {}))
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             # torch's fake kernel takes bfloat16 only; the CPU computes any dtype.

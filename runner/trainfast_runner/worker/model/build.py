@@ -18,12 +18,10 @@ import torch
 import transformers
 from torch import nn
 
-from ..catalog import WITH_ADAPTERS
+from ..catalog import ATTENTION_IMPLEMENTATIONS, WITH_ADAPTERS, compile_mode
 from ..invalid import InvalidInput, one_line
 from ..levers import apply_levers, float8, lora
-from ..levers.attention_kernel import IMPLEMENTATIONS
 from ..levers.blocks import outermost_blocks
-from ..levers.compilation import mode_of
 from ..spec import Knobs
 from .model_config import HEAD_OF_OBJECTIVE, check_family
 from .weights import without_weights
@@ -95,7 +93,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
         with torch.device(device), without_weights():
             model = model_class(objective).from_config(
                 config,
-                attn_implementation=IMPLEMENTATIONS[knobs.attention],
+                attn_implementation=ATTENTION_IMPLEMENTATIONS[knobs.attention],
                 trust_remote_code=False,
                 **{_dtype_argument(): weights_dtype},
             )
@@ -124,7 +122,7 @@ def attentions(config: Any, objective: str) -> list[str]:
     head = _head(config, objective)
     names = ["auto", "eager"]
     if getattr(head, "_supports_sdpa", False):
-        names += [name for name, implementation in IMPLEMENTATIONS.items() if implementation == "sdpa"]
+        names += [name for name, implementation in ATTENTION_IMPLEMENTATIONS.items() if implementation == "sdpa"]
     # Renamed in transformers 4.53.
     if getattr(head, "_supports_flash_attn", False) or getattr(head, "_supports_flash_attn_2", False):
         names += ["flash", "flash-3"]
@@ -167,7 +165,7 @@ def compiled(module: nn.Module, knobs: Knobs) -> nn.Module:
         for block in blocks:
             block.compile()
         return module
-    mode = mode_of(knobs)
+    mode = compile_mode(knobs.compile, knobs.grad_accum)
     compiled_module = cast(nn.Module, torch.compile(module, mode=mode))
     if mode in ("max-autotune", "reduce-overhead"):
         # CUDA graphs are replayed, and reuse the memory of the last step.
