@@ -99,8 +99,8 @@ def test_a_run_from_a_standby_is_the_run_that_a_cold_process_makes(home, tmp_pat
     run = plan()
     directory = launch.start(replace(run, cwd=str(tmp_path), env={**run.env, "NCCL_P2P_DISABLE": "1"}), home)
     pid = until(lambda: read_all(directory / "events.jsonl", dict)[0][-1].get("pid"), "the process")
+    until(lambda: os.readlink(f"/proc/{pid}/fd/0") == os.devnull, "the standby's turn")  # its pid is told before it
     assert os.readlink(f"/proc/{pid}/cwd") == str(tmp_path)
-    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
     warm = result_of(directory)
     assert (cold.start.kind, warm.start.kind, warm.start.reason) == ("cold", "standby", None)
     assert list(warm.start.seconds) == ["plan", "process", "imports", "data", "model", "first_step"]
