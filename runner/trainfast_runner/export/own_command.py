@@ -10,20 +10,7 @@ from pathlib import Path
 import tomlkit
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.export_text import (
-    ExportText,
-    gpu_variables,
-    head_comments,
-    memory_variables,
-    torchrun_comments,
-)
-from trainfast_runner.export.trainer_script import (
-    TRAINING_ARGS_FILE,
-    block_text,
-    flag_text,
-    has_field,
-    named_by_version,
-)
+from trainfast_runner.export import export_text, trainer_script
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
@@ -40,13 +27,13 @@ MAX_WORD_BYTES = (128 << 10) - 1
 """Longest word of a command, without its closing null byte (MAX_ARG_STRLEN in Linux's binfmts.h)."""
 
 
-def run_command(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
+def run_command(run: RunFile, knobs: KnobValues, _directory: Path) -> export_text.ExportText:
     """The command that starts the same run again, and as a comment the one that tells how to start a script like it."""
     own_script = f"For a script of your own: trainfast-tui export {run.run_id} --to torchrun"
-    return ExportText("\n".join([_trainfast_command(run, knobs), *comments([own_script])]), [], "run.sh")
+    return export_text.ExportText("\n".join([_trainfast_command(run, knobs), *comments([own_script])]), [], "run.sh")
 
 
-def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
+def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> export_text.ExportText:
     """A whole preset with the knobs that are not at their defaults."""
     alone = strategy_of(knobs).one_device and "devices" not in run.overrides
     changed_knobs = {
@@ -55,7 +42,7 @@ def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportTex
         if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return ExportText(text.strip(), [], file_name(run.preset, ".toml"))
+    return export_text.ExportText(text.strip(), [], file_name(run.preset, ".toml"))
 
 
 def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
@@ -133,7 +120,7 @@ NO_EXPORT_REASONS = {
 """The reason that a script's run has no export of that form."""
 
 
-def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> ExportText:
+def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: str) -> export_text.ExportText:
     """The run's settings in one of `SCRIPT_FORMS`.
 
     Raises UserError for another form, and where the script has no Trainer.
@@ -145,7 +132,7 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
     return SCRIPT_FORMS[to](run, asked, line)
 
 
-def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
+def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> export_text.ExportText:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     unflagged_knobs, framework = _without_flag(run, asked), line.framework or ""
     command = list(asked.command)
@@ -154,16 +141,17 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
         fields = trainer_fields(unflagged_knobs)
         if unflagged_knobs.get("compile") == "off":
             fields["torch_compile"] = False
-        if fields and (with_flags := _with_trainer_flags(command, named_by_version(run, fields))) is not None:
-            by_field = [name for name in unflagged_knobs if has_field(name, fields)]
+        named = trainer_script.named_by_version(run, fields)
+        if fields and (with_flags := _with_trainer_flags(command, named)) is not None:
+            by_field = [name for name in unflagged_knobs if trainer_script.has_field(name, fields)]
             command, expressed = with_flags, (*by_field, *expressed)
     left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
     start = shell_line(["env", *variables, *command] if variables else command)
     started = f"Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
     # A comment ends with its line.
-    head = [*head_comments(run, ("torch",), left_out), *([] if "\n" in started else [started])]
-    return ExportText("\n".join([*comments(head), start]), left_out, "run.sh")
+    head = [*export_text.head_comments(run, ("torch",), left_out), *([] if "\n" in started else [started])]
+    return export_text.ExportText("\n".join([*comments(head), start]), left_out, "run.sh")
 
 
 def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) -> list[str] | None:
@@ -190,7 +178,7 @@ def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) ->
         return None
     # A switch that is off by default needs no flag.
     changed = {name: value for name, value in fields.items() if value is not False or name in given}
-    flags = [word for name, value in changed.items() for word in (f"--{name}", flag_text(value))]
+    flags = [word for name, value in changed.items() for word in (f"--{name}", trainer_script.flag_text(value))]
     return [*command[:start], *flags, *others]
 
 
@@ -198,9 +186,9 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
     prefix = VARIABLE_PREFIXES.get(framework)
     variables = {name: value for name, value in run.env.items() if prefix and name.startswith(prefix)}
-    variables |= memory_variables(run)
+    variables |= export_text.memory_variables(run)
     if "devices" in run.knobs and "CUDA_VISIBLE_DEVICES" in run.env:
-        variables |= gpu_variables(run)
+        variables |= export_text.gpu_variables(run)
     return variables
 
 
@@ -215,7 +203,7 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
     return shell_line(["trainfast-tui", "run", *(word for pair in options for word in pair), "--", *asked.command])
 
 
-def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
+def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> export_text.ExportText:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
     name, framework = run.preset.removesuffix(".py"), line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
@@ -231,10 +219,10 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     left_out = list(_options(asked))
     head = [f"Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
     text = "\n".join([*comments(head), script_preset_text(script, {}).strip()])
-    return ExportText(text, left_out, file_name(name, ".toml"))
+    return export_text.ExportText(text, left_out, file_name(name, ".toml"))
 
 
-def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
+def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> export_text.ExportText:
     """The fields that the script's Trainer had, read from its live TrainingArguments."""
     if line.framework != "HF Trainer":
         message = f"{run.run_id} ran a script of your own, whose steps no Trainer took: it has no TrainingArguments"
@@ -253,12 +241,13 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         fields["use_cpu"] = True
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
-    launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
-    head = [*head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
-    return ExportText(block_text(head, named_by_version(run, fields)), [], TRAINING_ARGS_FILE)
+    launch = export_text.torchrun_comments(f"{run.world_size} processes", run.world_size)
+    head = [*export_text.head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
+    text = trainer_script.block_text(head, trainer_script.named_by_version(run, fields))
+    return export_text.ExportText(text, [], trainer_script.TRAINING_ARGS_FILE)
 
 
-SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]] = {
+SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], export_text.ExportText]] = {
     "training-args": _training_block,
     "command": _command,
     "preset": _preset,

@@ -14,17 +14,7 @@ import msgspec
 import yaml
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.export_text import (
-    SAME_RUN_HERE,
-    ExportText,
-    file_comment,
-    gpu_variables,
-    head_comments,
-    memory_comments,
-    memory_variables,
-    torchrun_comments,
-    torchrun_words,
-)
+from trainfast_runner.export import export_text
 from trainfast_runner.records.json_lines import DAMAGE, read_regular
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import RunFile
@@ -34,16 +24,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, TRAINER_PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
-from trainfast_runner.worker.catalog import (
-    ADAPTER_KNOBS,
-    FIRST_VERSIONS,
-    LEVERS,
-    OPTIMIZERS,
-    WITH_ADAPTERS,
-    StrategyEntry,
-    levers_of_fields,
-    named_fields,
-)
+from trainfast_runner.worker import catalog
 
 TRANSFORMERS_MAJORS = ("4", "5")
 """Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
@@ -59,9 +40,9 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
     if run.device == "cpu":
         fields["use_cpu"] = True
     left_out = [name for name in settings_to_express(knobs) if not _has_trainer_words(name, knobs)]
-    left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
+    left_out += [] if catalog.OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
     # Before 5.23 the fields cannot name a part of the layers.
-    ran = levers_of_fields(named_by_version(run, fields).get)["checkpointing"]
+    ran = catalog.levers_of_fields(named_by_version(run, fields).get)["checkpointing"]
     left_out += ["checkpointing"] if ran != knobs["checkpointing"] and "checkpointing" not in left_out else []
     return fields, left_out
 
@@ -69,12 +50,12 @@ def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object
 def named_by_version(run: RunFile, fields: Mapping[str, object]) -> dict[str, object]:
     """The fields by their names in the run's transformers; in the newest if the run had none."""
     version = tuple(map(int, re.findall(r"\d+", run.versions.get("transformers") or "")[:2]))
-    return named_fields(fields, lambda name: not version or version >= FIRST_VERSIONS.get(name, ()))
+    return catalog.named_fields(fields, lambda name: not version or version >= catalog.FIRST_VERSIONS.get(name, ()))
 
 
 def _has_trainer_words(name: str, knobs: KnobValues) -> bool:
     """True if the fields of TrainingArguments, or what stands beside them, have the knob's value."""
-    value = LEVERS[name][knobs[name]] if name in LEVERS else None
+    value = catalog.LEVERS[name][knobs[name]] if name in catalog.LEVERS else None
     is_lever_without = value is not None and value.trainer_fields is None and not value.allocator_setting
     return bool(KNOBS_BY_NAME[name].same_as.training_args) and not is_lever_without
 
@@ -91,11 +72,11 @@ def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
         names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
         accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""
         message = f"the Trainer has no flag for {names}: a script started like this would be another run"
-        raise UserError(message, key=unsupported[0], advice=accelerate + SAME_RUN_HERE)
+        raise UserError(message, key=unsupported[0], advice=accelerate + export_text.SAME_RUN_HERE)
     transformers = run.versions.get("transformers")
     if transformers and transformers.partition(".")[0] not in TRANSFORMERS_MAJORS:
         message = f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5"
-        raise UserError(message, key="transformers", advice=SAME_RUN_HERE)
+        raise UserError(message, key="transformers", advice=export_text.SAME_RUN_HERE)
 
 
 def settings_to_express(knobs: KnobValues) -> list[str]:
@@ -116,7 +97,7 @@ FILLED_BY_THE_TRAINER = (
 """Values that transformers fills in from TrainingArguments where the JSON says "auto" (its DeepSpeed guide)."""
 
 
-def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> export_text.ExportText:
     """The JSON for a script that calls DeepSpeed itself, all in numbers. Raises UserError for a run that gave none.
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
@@ -135,7 +116,7 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
         if all(_table_with(config, key) is None for key in KNOBS_BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
-    return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
+    return export_text.ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
 
 
 def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
@@ -171,7 +152,7 @@ def _table_with(config: Any, path: str) -> dict[str, Any] | None:
 ACCELERATE_FILE = "accelerate.yaml"
 
 
-def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> export_text.ExportText:
     """The YAML. Raises UserError where a script started with it would be another run."""
     kind = _kind(run, knobs)
     config: dict[str, object] = {
@@ -206,11 +187,11 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
     covered = ["precision", "strategy", "devices", "compile", "allocator", *(["reshard"] if kind == "FSDP" else [])]
     covered += ["checkpointing"] if kind == "FSDP" and knobs["checkpointing"] in ("off", "full") else []
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
-    head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
-    head += memory_comments(run)
+    head = export_text.head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
+    head += export_text.memory_comments(run)
     if other_files:
-        head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
-    return ExportText(
+        head.append(export_text.file_comment(run, DEEPSPEED_FILE, "accelerate"))
+    return export_text.ExportText(
         "\n".join([*comments(head), yaml.safe_dump(config, sort_keys=False).strip()]),
         left_out,
         ACCELERATE_FILE,
@@ -223,14 +204,14 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
     strategy, precision = strategy_of(knobs), str(knobs["precision"])
     kind = strategy.accelerate_type
     if kind is None:
-        advice = "--to training-args" if strategy.runs_in_trainer else SAME_RUN_HERE
+        advice = "--to training-args" if strategy.runs_in_trainer else export_text.SAME_RUN_HERE
         message = f"accelerate has no strategy={strategy.name}: a script started with its file would be another run"
         raise UserError(message, key="strategy", advice=advice)
     if precision == "tf32" or (precision not in ACCELERATE_NAMES and kind != "DEEPSPEED"):
-        advice = "--to training-args" if precision == "tf32" else SAME_RUN_HERE
+        advice = "--to training-args" if precision == "tf32" else export_text.SAME_RUN_HERE
         message = f"accelerate's file has no precision={precision}: a script started with it would be another run"
         raise UserError(message, key="precision", advice=advice)
-    advice = "--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE
+    advice = "--to torchrun" if strategy.runs_in_trainer else export_text.SAME_RUN_HERE
     if run.device == "cpu" and run.world_size > 1:
         one_process = "accelerate starts one process on a CPU whatever its file asks"
         raise UserError(f"{one_process}, and {run.run_id} had {run.world_size}", key="devices", advice=advice)
@@ -244,7 +225,7 @@ TRAINING_ARGS_FILE = "training_args.py"
 INDENT = "    "
 
 
-def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> export_text.ExportText:
     """The call; the Trainer's other defaults for clipping and rate are overruled.
 
     Raises UserError where a script with it would be another run.
@@ -253,7 +234,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     elsewhere = [
         f"{name}={KNOBS_BY_NAME[name].text_of(knobs[name])}: {KNOBS_BY_NAME[name].same_as.training_args}"
         for name in settings_to_express(knobs)
-        if name not in (*left_out, "strategy", "method", *ADAPTER_KNOBS)
+        if name not in (*left_out, "strategy", "method", *catalog.ADAPTER_KNOBS)
         and not has_field(name, arguments)
         and (name != "devices" or (name in run.overrides and run.device == "cuda"))
     ]
@@ -261,12 +242,12 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = config_for_trainer(run, directory)
         packages.append("deepspeed")
-    launch = [*_process_comments(run, strategy_of(knobs)), *memory_comments(run)]
-    head = [*head_comments(run, packages, left_out), *elsewhere, *launch]
+    launch = [*_process_comments(run, strategy_of(knobs)), *export_text.memory_comments(run)]
+    head = [*export_text.head_comments(run, packages, left_out), *elsewhere, *launch]
     text = block_text(head, named_by_version(run, arguments))
-    if knobs["method"] in WITH_ADAPTERS:
+    if knobs["method"] in catalog.WITH_ADAPTERS:
         text += "\n\n" + _adapter_block(run, knobs, directory)
-    return ExportText(text, left_out, TRAINING_ARGS_FILE)
+    return export_text.ExportText(text, left_out, TRAINING_ARGS_FILE)
 
 
 def _adapter_block(run: RunFile, knobs: KnobValues, directory: Path) -> str:
@@ -307,11 +288,11 @@ def _argument(name: str, value: object) -> str:
     return textwrap.indent(f"{name}={text},", INDENT)
 
 
-def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
+def _process_comments(run: RunFile, strategy: catalog.StrategyEntry) -> list[str]:
     """Comments: the command that gives a script of the Trainer as many processes."""
     if strategy.one_process and not strategy.one_device:
         return [f"strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
-    return torchrun_comments(f"strategy={strategy.name}", run.world_size)
+    return export_text.torchrun_comments(f"strategy={strategy.name}", run.world_size)
 
 
 SCRIPT_PLACEHOLDER = "train.py"
@@ -324,7 +305,7 @@ OUTPUT_FLAG = ("--output_dir", "out")
 """The flag with the folder that the Trainer of transformers 4 asks for."""
 
 
-def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> export_text.ExportText:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     arguments, without_field = trainer_arguments(run, knobs)
     other_files = {}
@@ -334,15 +315,15 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     named = named_by_version(run, arguments).items()
     flags = [word for name, value in named for word in (f"--{name}", flag_text(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
-    launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
+    launcher = export_text.torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
     unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
     left_out = list(dict.fromkeys([*without_field, *unexpressed_knobs]))
-    head = [*head_comments(run, ("transformers", "torch"), left_out), PLACEHOLDER_NOTE]
-    head += [file_comment(run, name, "torchrun") for name in other_files]
-    return ExportText("\n".join([*comments(head), shell_line(words)]), left_out, "train.sh", other_files)
+    head = [*export_text.head_comments(run, ("transformers", "torch"), left_out), PLACEHOLDER_NOTE]
+    head += [export_text.file_comment(run, name, "torchrun") for name in other_files]
+    return export_text.ExportText("\n".join([*comments(head), shell_line(words)]), left_out, "train.sh", other_files)
 
 
 def flag_text(value: object) -> str:
@@ -357,7 +338,7 @@ def has_field(name: str, arguments: Mapping[str, object]) -> bool:
 
 def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:
     """Return the words that set variables: the run's GPUs (the Trainer takes all visible ones), p2p=off, malloc."""
-    words = [f"{name}={value}" for name, value in gpu_variables(run).items()] if run.device_uuids else []
+    words = [f"{name}={value}" for name, value in export_text.gpu_variables(run).items()] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
-    words += [f"{name}={value}" for name, value in memory_variables(run).items()]
+    words += [f"{name}={value}" for name, value in export_text.memory_variables(run).items()]
     return ["env", *words] if words else []

@@ -26,17 +26,10 @@ from typing import Any
 import psutil
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
 from trainfast_runner.machine.doctor import Finding
 from trainfast_runner.machine.hosts import Host, address_family, address_towards, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.training_python import (
-    PROGRAMS,
-    json_objects,
-    last_error_line,
-    open_temporary_file,
-    own_environment,
-    whole_text,
-)
 from trainfast_runner.records.home import Home
 from trainfast_runner.units import counted, plain
 
@@ -94,7 +87,7 @@ class Agent:
         self.facts: dict[str, Any] = {}
         """The answer to `facts`; empty for a host that does not answer."""
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._errors = stack.enter_context(open_temporary_file())
+        self._errors = stack.enter_context(training_python.open_temporary_file())
         pipe = subprocess.PIPE
         argv = host_argv(host, module_argv("trainfast_runner.machine.host_checks"))
         self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True)
@@ -139,9 +132,9 @@ class Agent:
             except queue.Empty:
                 raise UserError(f"{self.label} does not answer within {within_s:.0f} s", key=request) from None
             if not line:
-                failure = ssh_failure(self.host, self._child.wait(), whole_text(self._errors))
+                failure = ssh_failure(self.host, self._child.wait(), training_python.whole_text(self._errors))
                 raise UserError(failure, key=request)
-            for answer in json_objects([line]):  # a login script may print a greeting
+            for answer in training_python.json_objects([line]):  # a login script may print a greeting
                 if "error" in answer:
                     raise UserError(f"{self.label}: {plain(str(answer['error']))[:200]}", key=request)
                 return answer.get("answer")
@@ -333,21 +326,22 @@ class Answers:
             "--local-addr": address,  # else torch publishes the fully qualified name, which may not resolve
         }
         words = [f"{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, str(PROGRAMS / "all_reduce.py")]
+        program = str(training_python.PROGRAMS / "all_reduce.py")
+        command = [sys.executable, "-P", "-m", "torch.distributed.run", *words, program]
         interfaces = psutil.net_if_addrs().items()
         interface = next((name for name, own in interfaces if any(one.address == address for one in own)), None)
         chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
         with TemporaryFile() as printed, TemporaryFile() as errors:
             self._torchrun = subprocess.Popen(
                 command,
-                env={**chosen, **own_environment(), "OMP_NUM_THREADS": "1"},
+                env={**chosen, **training_python.own_environment(), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=errors,
             )
             if self._torchrun.wait():
-                raise OSError(last_error_line(whole_text(errors)))
-            return next(json_objects(whole_text(printed).splitlines()), None)
+                raise OSError(training_python.last_error_line(training_python.whole_text(errors)))
+            return next(training_python.json_objects(training_python.whole_text(printed).splitlines()), None)
 
     def end(self) -> None:
         """End torchrun and its rank, which is in a session of its own."""

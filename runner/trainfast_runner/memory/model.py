@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from trainfast_runner.memory import sharding
 from trainfast_runner.memory.corrections import (
     NOT_TRACED,
     Correction,
@@ -15,30 +16,13 @@ from trainfast_runner.memory.corrections import (
     read_device_corrections,
 )
 from trainfast_runner.memory.pipeline import StagePeaks, stage_peaks
-from trainfast_runner.memory.sharding import (
-    DATA_PARALLEL,
-    LAYERS_SPREAD,
-    PIPELINE_STRATEGIES,
-    STAGED_STRATEGIES,
-    UNCONFIRMED_STRATEGIES,
-    devices_of,
-    first_gpu_segments,
-    memory_rule,
-)
 from trainfast_runner.memory.timeline import CATEGORIES, Moment, RankBytes, WholeModel, Work, blocks_of, moments
 from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import largest_fitting
-from trainfast_runner.worker.shared.words import (
-    ACTIVATIONS,
-    MEMORY_PHASES,
-    NO_WORK,
-    OPTIMIZER,
-    TRACED_MICRO_BATCHES,
-    WEIGHTS,
-)
+from trainfast_runner.worker.shared import words
 
 MAX_BATCH = 1 << 24
 """Chosen, not measured: the largest batch that is looked for, more than any device holds."""
@@ -50,7 +34,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
     basis: str = ""
     trace: str = ""
     """The name of the trace, by which corrections are kept."""
-    optimizer_work: Work = NO_WORK
+    optimizer_work: Work = words.NO_WORK
     """The work of the optimizer's step on the whole model."""
     corrections: DeviceCorrections = DeviceCorrections()
     """The corrections by this machine's runs, added when the model is read."""
@@ -67,9 +51,9 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
         traced_peaks = self._peaks(spec, ranks, batch)
         peaks = self._corrected(spec, ranks, traced_peaks)
         larger_peaks = self._corrected(spec, ranks, self._peaks(spec, ranks, batch + 1))
-        phase = max(MEMORY_PHASES, key=lambda name: sum(peaks[name]))
+        phase = max(words.MEMORY_PHASES, key=lambda name: sum(peaks[name]))
         bytes_per_sample = round(sum(larger_peaks[phase]) - sum(peaks[phase]))
-        rounded_peaks = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}
+        rounded_peaks = {name: [round(value) for value in peaks[name]] for name in words.MEMORY_PHASES}
         return Prediction(
             total_bytes=sum(rounded_peaks[phase]),
             **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded_peaks[phase], strict=True)},
@@ -102,7 +86,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
         if (correction := self.correction_for(spec, ranks)) is not None:
             return f"{self.basis}, corrected by {correction.run_id}"
         basis, strategy = self.basis, spec.knobs["strategy"]
-        if strategy in UNCONFIRMED_STRATEGIES:
+        if strategy in sharding.UNCONFIRMED_STRATEGIES:
             basis += f", and rules for {strategy} that no run has confirmed"
         if not_traced := [memory for name, values, memory in NOT_TRACED if spec.knobs[name] in values]:
             basis += f", without {' and '.join(not_traced)}: that is known from the first measured run on"
@@ -110,13 +94,13 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
 
     def _fullest(self, spec: RunSpec, ranks: int, batch: int, phase: str) -> str:
         strategy = spec.knobs["strategy"]
-        if strategy == DATA_PARALLEL:
-            return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
-        if strategy not in STAGED_STRATEGIES:
+        if strategy == sharding.DATA_PARALLEL:
+            return f"the first of {sharding.devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
+        if strategy not in sharding.STAGED_STRATEGIES:
             return ""
         rank = self._stages(spec, ranks, batch).ranks[phase]
-        if strategy == LAYERS_SPREAD:
-            return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
+        if strategy == sharding.LAYERS_SPREAD:
+            return f"GPU {rank + 1} of the {sharding.devices_of(spec.knobs)} that the layers are spread over"
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
     def correction_for(self, spec: RunSpec, ranks: int) -> Correction | None:
@@ -141,21 +125,22 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         """Each phase's peak of the fullest rank, with the workspaces of libraries."""
         knobs = spec.knobs
-        if knobs["strategy"] in STAGED_STRATEGIES:
+        if knobs["strategy"] in sharding.STAGED_STRATEGIES:
             peaks = self._stages(spec, ranks, batch).phases
         else:
             segments = self.segments
-            if knobs["strategy"] == DATA_PARALLEL:
-                segments = first_gpu_segments(segments, devices_of(knobs))
-            rule = memory_rule(knobs, ranks, self)
+            if knobs["strategy"] == sharding.DATA_PARALLEL:
+                segments = sharding.first_gpu_segments(segments, sharding.devices_of(knobs))
+            rule = sharding.memory_rule(knobs, ranks, self)
             # Before the step there are parameters, buffers and optimizer states.
             start = tuple(
-                value if index in (*WEIGHTS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
+                value if index in (*words.WEIGHTS, words.OPTIMIZER) else 0.0
+                for index, value in enumerate(self.before_optimizer)
             )
             step = list(moments(segments, self.stacks, start, batch, whole_number(knobs, "grad_accum")))
             # The optimizer's step is on top of what forward and backward left: the batch itself.
             live = list(self.optimizer_peak)
-            live[ACTIVATIONS] += step[-1].live[ACTIVATIONS]
+            live[words.ACTIVATIONS] += step[-1].live[words.ACTIVATIONS]
             peaks = {
                 "forward_backward": max(map(rule, step), key=sum),
                 "optimizer": rule(Moment(tuple(live), "optimizer")),
@@ -168,7 +153,7 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
 
 def batch_multiple(knobs: Mapping[str, Any]) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
-    return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINE_STRATEGIES else 1
+    return whole_number(knobs, "micro_batches") if knobs["strategy"] in sharding.PIPELINE_STRATEGIES else 1
 
 
 class StepWork(NamedTuple):
@@ -195,5 +180,5 @@ def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
 def _times(micro: int, phase: str, grad_accum: int) -> float:
     """Occurrences of a traced segment in a step: the last traced micro-batch stands for all that follow it."""
     if phase == "data":
-        return grad_accum / TRACED_MICRO_BATCHES
-    return max(0, grad_accum - TRACED_MICRO_BATCHES + 1) if micro == TRACED_MICRO_BATCHES else 1
+        return grad_accum / words.TRACED_MICRO_BATCHES
+    return max(0, grad_accum - words.TRACED_MICRO_BATCHES + 1) if micro == words.TRACED_MICRO_BATCHES else 1

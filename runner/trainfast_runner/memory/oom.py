@@ -21,25 +21,7 @@ import msgspec
 
 from trainfast_runner.errors import highest
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.oom_changes import (
-    KEEPS_GLOBAL_BATCH,
-    MAX_CHANGES,
-    MODEL_PHASE,
-    OPTIMIZER_PHASE,
-    FitTarget,
-    ModelOf,
-    accumulation_that_keeps,
-    best_changes,
-    best_of_each_knob,
-    beyond_bytes,
-    changed_global_batch,
-    defragmenting,
-    knob_changes,
-    knob_of,
-    predict_if_traced,
-    settings_to_trace,
-    spec_with,
-)
+from trainfast_runner.memory import oom_changes
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
 from trainfast_runner.records.run_directory import RunRecords, read_records
@@ -53,10 +35,10 @@ from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 GROWING_CATEGORIES = {
-    MODEL_PHASE: ("params", "frozen", "quantized"),
+    oom_changes.MODEL_PHASE: ("params", "frozen", "quantized"),
     "forward": ("activations", "temporary"),
     "backward": ("activations", "grads", "temporary", "communication"),
-    OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
+    oom_changes.OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
 }
 """Categories that grow in each phase, the usually largest first; the others exist before it."""
 BYTES_OF_UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -114,7 +96,7 @@ class OutOfMemory:
         return sizes["free"] + sizes["allocated"] + sizes.get("reserved", 0)
 
 
-def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
+def explain_run(oom_run: OutOfMemory, model_of: oom_changes.ModelOf) -> OomExplanation:
     """Explain why a run ran out of memory, with the changes that would fit: by traced memory models, else by estimate.
 
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
@@ -131,7 +113,7 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
         oom_run = dataclasses.replace(oom_run, run=run)
     spec = spec_of_record(run)
-    _, predicted = predict_if_traced(model_of, spec, run.world_size) or (None, None)
+    _, predicted = oom_changes.predict_if_traced(model_of, spec, run.world_size) or (None, None)
     needed_bytes = run.predicted_bytes
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
@@ -153,28 +135,30 @@ def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     )
 
 
-def _changes(oom_run: OutOfMemory, spec: RunSpec, model_of: ModelOf, predicted: Prediction | None) -> list[OomChange]:
+def _changes(
+    oom_run: OutOfMemory, spec: RunSpec, model_of: oom_changes.ModelOf, predicted: Prediction | None
+) -> list[OomChange]:
     """The changes that fit within the limit, or without one the usual changes."""
     run, phase, limit_bytes = oom_run.run, oom_run.error.phase, oom_run.limit_bytes
     applicable = _changes_of_spec(run, spec, phase)
-    first = defragmenting(spec.knobs, run.device, sizes_in(oom_run.message))
+    first = oom_changes.defragmenting(spec.knobs, run.device, sizes_in(oom_run.message))
     if limit_bytes is None:
-        return [*first, *best_of_each_knob(applicable, phase)][:MAX_CHANGES]
-    target = FitTarget(
+        return [*first, *oom_changes.best_of_each_knob(applicable, phase)][: oom_changes.MAX_CHANGES]
+    target = oom_changes.FitTarget(
         spec=spec,
         device=run.device,
         ranks=run.world_size,
         limit_bytes=limit_bytes,
         model_of=model_of,
-        beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
+        beyond_bytes=oom_changes.beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
     )
-    return [*first, *best_changes(target, applicable, phase)][:MAX_CHANGES]
+    return [*first, *oom_changes.best_changes(target, applicable, phase)][: oom_changes.MAX_CHANGES]
 
 
 def _changes_of_spec(run: RunFile, spec: RunSpec, phase: str | None) -> list[OomChange]:
     """All changes of one knob that free memory in the phase."""
     kind = spec.model.get("family"), spec.data.get("objective")
-    return knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, kind)
+    return oom_changes.knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, kind)
 
 
 def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None) -> int | None:
@@ -196,7 +180,7 @@ def _fastest_growing(prediction: Prediction | None, phase: str | None) -> tuple[
     grows = GROWING_CATEGORIES.get(phase or "")
     if grows is None or prediction is None:
         return (None if grows is None else grows[0]), None
-    phase_bytes = prediction.phases.get("optimizer" if phase == OPTIMIZER_PHASE else "forward_backward", {})
+    phase_bytes = prediction.phases.get("optimizer" if phase == oom_changes.OPTIMIZER_PHASE else "forward_backward", {})
     grown = max(grows, key=lambda name: phase_bytes.get(name, 0))
     return grown, phase_bytes.get(grown, 0)
 
@@ -256,7 +240,7 @@ def explain_records(records: RunRecords, reason: str, error: RunError | None) ->
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
 
 
-def models_of(run: RunFile, python: str | None = None) -> ModelOf:
+def models_of(run: RunFile, python: str | None = None) -> oom_changes.ModelOf:
     """The memory models traced so far for the run's GPU; `python` replaces the one it trained in."""
     # Imported late: the supervisor starts without the tracer, which only a run that ran out of memory needs.
     from trainfast_runner.memory.tracing import cached_models
@@ -313,20 +297,23 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
 
     knobs = {**defaults(), **run.knobs}
     changes: list[OomChange] = []
-    for change in best_of_each_knob(knob_changes(knobs, run.device, phase, run.compute_capabilities), phase):
-        name = knob_of(change)
+    possible = oom_changes.knob_changes(knobs, run.device, phase, run.compute_capabilities)
+    for change in oom_changes.best_of_each_knob(possible, phase):
+        name = oom_changes.knob_of(change)
         if not takes(name, change.settings[name]):
             continue
         if name == "batch_size":
             batch = int(change.settings[name])
-            kept_by = accumulation_that_keeps(knobs, batch)
+            kept_by = oom_changes.accumulation_that_keeps(knobs, batch)
             if kept_by is not None and takes("grad_accum", str(kept_by)):
                 settings = {**change.settings, "grad_accum": str(kept_by)}
-                change = msgspec.structs.replace(change, settings=settings, costs=f"little; {KEEPS_GLOBAL_BATCH}")
+                costs = f"little; {oom_changes.KEEPS_GLOBAL_BATCH}"
+                change = msgspec.structs.replace(change, settings=settings, costs=costs)
             else:
-                change = msgspec.structs.replace(change, costs=changed_global_batch(batch / run.knobs["batch_size"]))
+                costs = oom_changes.changed_global_batch(batch / run.knobs["batch_size"])
+                change = msgspec.structs.replace(change, costs=costs)
         changes.append(change)
-    return changes[:MAX_CHANGES]
+    return changes[: oom_changes.MAX_CHANGES]
 
 
 def trace_changes(
@@ -349,8 +336,8 @@ def trace_changes(
     python = python or run.python or None
     model_of = cached_models(run.device, python)
     specs: list[RunSpec] = []
-    for settings in settings_to_trace(_changes_of_spec(run, spec, phase), phase):
-        changed = spec_with(spec, settings)
+    for settings in oom_changes.settings_to_trace(_changes_of_spec(run, spec, phase), phase):
+        changed = oom_changes.spec_with(spec, settings)
         if changed is not None and changed not in specs and model_of(changed) is None:
             specs.append(changed)
     traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids)

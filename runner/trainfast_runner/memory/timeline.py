@@ -8,20 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared.words import (
-    GRADS,
-    NO_WORK,
-    PARAMS,
-    TRACED_CATEGORIES,
-    TRACED_MICRO_BATCHES,
-    WEIGHTS,
-)
+from trainfast_runner.worker.shared import words
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
 Work = tuple[float, float, float]
 """Calls of operations, FLOPs, bytes moved."""
-NO_BYTES: Vector = (0.0,) * len(TRACED_CATEGORIES)
+NO_BYTES: Vector = (0.0,) * len(words.TRACED_CATEGORIES)
 MIDDLE_BLOCK = 1
 """Index of the traced block that stands for all between the first and the last."""
 FP32_BYTES = 4
@@ -72,7 +65,7 @@ class Segment(msgspec.Struct, frozen=True):
     """The moments that can be the segment's peak at some batch size."""
     delta: tuple[Vector, Vector]
     """The segment's end."""
-    work: tuple[Work, Work] = (NO_WORK, NO_WORK)
+    work: tuple[Work, Work] = (words.NO_WORK, words.NO_WORK)
 
 
 class StageCut(msgspec.Struct, frozen=True):
@@ -147,17 +140,17 @@ class WholeModel(StepTrace, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _weight_bytes(self) -> float:
-        return sum(self.before_optimizer[index] for index in WEIGHTS)
+        return sum(self.before_optimizer[index] for index in words.WEIGHTS)
 
     @cached_property
     def trained_share(self) -> float:
         """Share of the weights that is trained: 1 without frozen ones."""
-        return self.before_optimizer[PARAMS] / max(1, self._weight_bytes)
+        return self.before_optimizer[words.PARAMS] / max(1, self._weight_bytes)
 
     @cached_property
     def gradient_width(self) -> float:
         """Bytes of one gradient."""
-        return self.before_optimizer[GRADS] / max(1, self.parameters * self.trained_share)
+        return self.before_optimizer[words.GRADS] / max(1, self.parameters * self.trained_share)
 
     @cached_property
     def block_sizes(self) -> list[int]:
@@ -207,7 +200,7 @@ def moments(
     for period in _periods(segments, stacks):
         if period[0].micro > micro_batches:
             break
-        share = micro_batches / TRACED_MICRO_BATCHES if period[0].phase == "data" else 1.0
+        share = micro_batches / words.TRACED_MICRO_BATCHES if period[0].phase == "data" else 1.0
         copies, change = blocks_of(period[0], stacks).copies, NO_BYTES
         for segment in period:
             change = add(change, _live_at(segment.delta, batch, share))

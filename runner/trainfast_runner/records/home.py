@@ -15,16 +15,8 @@ from pathlib import Path
 import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.json_lines import read_regular, write_atomically
-from trainfast_runner.records.run_directory import (
-    exclusive_lock,
-    is_alive_after_grace,
-    is_listed,
-    is_locked,
-    is_unfinished,
-    locked,
-    read_run_file,
-)
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE, OnWait, make_private
 
@@ -145,7 +137,7 @@ class Home:
 
     def live_directories(self) -> Iterator[Path]:
         """Yield the directories of live runs, newest first."""
-        return (directory for run_id in reversed(self.run_ids()) if is_unfinished(directory := self.directory(run_id)))
+        return filter(run_directory.is_unfinished, map(self.directory, reversed(self.run_ids())))
 
     def directory(self, run_id: str) -> Path:
         """The directory of a run; need not exist."""
@@ -164,7 +156,8 @@ class Home:
         """
         runs = self.run_ids()
         if reference == "last":
-            newest = next((run_id for run_id in reversed(runs) if is_listed(self.directory(run_id))), None)
+            listed = (run_id for run_id in reversed(runs) if run_directory.is_listed(self.directory(run_id)))
+            newest = next(listed, None)
             if newest is None:
                 raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return newest
@@ -212,7 +205,7 @@ class Home:
         lines = self._launched_ids()
         if not lines:
             # Lost, or never there: the records have the numbers of the runs that are left.
-            runs = filter(None, map(read_run_file, map(self.directory, self.run_ids())))
+            runs = filter(None, map(run_directory.read_run_file, map(self.directory, self.run_ids())))
             numbers = {run.number: run.run_id for run in runs if run.number}
             lines = [numbers.get(number, "") for number in range(1, max(numbers, default=0) + 1)]
         lines.append(run_id)
@@ -231,12 +224,12 @@ class Home:
         path = self.path / LAUNCH_LOCK_FILE
         if path.exists() and not os.access(path, os.W_OK):
             path.unlink()  # another user's, as after a launch with sudo
-        return locked(path, on_wait=on_wait)
+        return run_directory.locked(path, on_wait=on_wait)
 
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises UserError while a process of the run is alive."""
         directory = self.directory(run_id)
-        if is_alive_after_grace(directory):
+        if run_directory.is_alive_after_grace(directory):
             raise UserError(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
 
@@ -289,13 +282,13 @@ def search_directories(home: Home) -> list[Path]:
 
 def conductor_lock(directory: Path) -> AbstractContextManager[bool]:
     """Hold the search's lock as its one conductor; False while another conductor holds it."""
-    return exclusive_lock(directory / SEARCH_LOCK_FILE, create=True)
+    return run_directory.exclusive_lock(directory / SEARCH_LOCK_FILE, create=True)
 
 
 def is_conducted(directory: Path) -> bool:
     """True if a conductor works on this search now."""
     try:
-        return is_locked(directory / SEARCH_LOCK_FILE, fcntl.LOCK_SH)
+        return run_directory.is_locked(directory / SEARCH_LOCK_FILE, fcntl.LOCK_SH)
     except OSError:
         return False
 

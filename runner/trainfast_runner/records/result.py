@@ -8,14 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import (
-    SCHEMA,
-    ForeignProcess,
-    PredictedSpeed,
-    RecordedKnobs,
-    ScriptFigures,
-    name_of,
-)
+from trainfast_runner.records import run_file
 from trainfast_runner.records.run_lines import Actual, RunStart
 
 
@@ -101,7 +94,7 @@ class RunConditions(SteadyState, frozen=True, kw_only=True):
     """The hottest watched GPU at the launch."""
     measured_from_temperature_c: float | None = None
     """The hottest watched GPU at the start of the first measured step."""
-    foreign_processes: list[ForeignProcess] = []
+    foreign_processes: list[run_file.ForeignProcess] = []
     others_cpu_percent: float | None = None
     """The share of all cores that processes of others took while the measured steps ran, the mean."""
     clean: bool = True
@@ -182,7 +175,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: Spread = Spread()
     measured_under: str | None = None
     """The condition that makes this speed useless for ranking; None without one."""
-    predicted: PredictedSpeed | None = None
+    predicted: run_file.PredictedSpeed | None = None
     """The prediction of `samples_per_s` before the launch; None when there was none."""
 
 
@@ -376,7 +369,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `data.FIELD` with values.
     """
 
-    schema: int = SCHEMA
+    schema: int = run_file.SCHEMA
     run_id: str
     state: str
     reason: str = ""
@@ -389,7 +382,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None
-    knobs: RecordedKnobs = {}
+    knobs: run_file.RecordedKnobs = {}
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     actual: Actual = Actual()
     steps: StepCount = StepCount()
@@ -400,7 +393,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepTime = StepTime()
     flops: Flops = Flops()
     memory: MemoryFigures = MemoryFigures()
-    script: ScriptFigures | None = None
+    script: run_file.ScriptFigures | None = None
     """The user's own script that ran; None for a preset's run."""
     cpu: Cpu | None = None
     """None for a run on GPUs."""
@@ -429,7 +422,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The preset as it is written on the command line."""
-        return name_of(self.preset, self.variant)
+        return run_file.name_of(self.preset, self.variant)
 
     @property
     def measured_under(self) -> str | None:

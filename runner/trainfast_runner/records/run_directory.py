@@ -21,18 +21,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.errors import highest
+from trainfast_runner.records import json_lines
 from trainfast_runner.records.capped_file import CAP_BYTES, RecordTail
-from trainfast_runner.records.json_lines import (
-    DAMAGE,
-    UNREADABLE,
-    Tail,
-    even_share,
-    one_in,
-    open_regular,
-    owner_of,
-    read_regular,
-    remaining_records,
-)
 from trainfast_runner.records.result import Result, Thinning
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step, StepTotals
@@ -103,7 +93,7 @@ def is_alive(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        if error.errno in UNREADABLE:
+        if error.errno in json_lines.UNREADABLE:
             return True
         raise
 
@@ -116,7 +106,7 @@ def open_lock(path: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return open_regular(path)
+        return json_lines.open_regular(path)
 
 
 T = TypeVar("T")
@@ -169,10 +159,10 @@ def unreadable_reason(directory: Path) -> str | None:
     """The reason that a run's files cannot be read, with their owner; None if each can, or is missing."""
     for name in (RUN_FILE, RESULT_FILE, ALIVE_LOCK_FILE):
         try:
-            os.close(open_regular(directory / name))
+            os.close(json_lines.open_regular(directory / name))
         except OSError as error:
-            if error.errno in UNREADABLE:
-                return f"{name} cannot be read: {error.strerror}; it belongs to {owner_of(directory / name)}"
+            if error.errno in json_lines.UNREADABLE:
+                return f"{name} cannot be read: {error.strerror}; it belongs to {json_lines.owner_of(directory / name)}"
     return None
 
 
@@ -198,11 +188,11 @@ def is_alive_after_grace(directory: Path) -> bool:
 
 def _decoded_file(path: Path, record: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(read_regular(path), type=record)
-    except (FileNotFoundError, NotADirectoryError, *DAMAGE):
+        return msgspec.json.decode(json_lines.read_regular(path), type=record)
+    except (FileNotFoundError, NotADirectoryError, *json_lines.DAMAGE):
         return None
     except OSError as error:
-        if error.errno in UNREADABLE:
+        if error.errno in json_lines.UNREADABLE:
             return None
         raise
 
@@ -304,12 +294,12 @@ def read_records(directory: Path) -> RunRecords:
 
 def read_events(directory: Path, records: RunRecords) -> list[Event]:
     """The supervisor's events; unreadable lines are counted in `records`."""
-    return list(_readable_records(Tail(directory / EVENTS_FILE, Event), records))
+    return list(_readable_records(json_lines.Tail(directory / EVENTS_FILE, Event), records))
 
 
 def node_events(directory: Path, node: int) -> list[Event]:
     """The events of one node of a run on several; those that are readable."""
-    return list(_readable_records(Tail(node_file(directory, EVENTS_FILE, node), Event), RunRecords()))
+    return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), RunRecords()))
 
 
 def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
@@ -358,11 +348,11 @@ def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dic
 def _read_steps(directory: Path, records: RunRecords) -> None:
     files = rank_files(directory, "steps")
     # Rates are of steps that all ranks have: every rank keeps the same.
-    share = one_in(files.values(), MOST_STEP_BYTES)
+    share = json_lines.one_in(files.values(), MOST_STEP_BYTES)
     for rank, path in files.items():
         tail, totals = RecordTail(path, Step), StepTotals()
         numbered = ((step.step, step) for step in map(totals.add, _readable_records(tail, records)))
-        records.steps[rank], records.totals_by_rank[rank] = even_share(numbered, share), totals
+        records.steps[rank], records.totals_by_rank[rank] = json_lines.even_share(numbered, share), totals
         totals.dropped = totals.missing if tail.dropped_bytes else 0
     first = records.totals(min(records.steps, default=0))
     if first.dropped or share > 1:
@@ -381,9 +371,9 @@ def _read_ticks(directory: Path, records: RunRecords, node: int, shift_ns: int) 
                 records.device_samples.setdefault(uuid, []).extend(shifted)
 
 
-def _readable_records(tail: Tail[T], records: RunRecords) -> Iterator[T]:
+def _readable_records(tail: json_lines.Tail[T], records: RunRecords) -> Iterator[T]:
     try:
-        yield from remaining_records(tail)
+        yield from json_lines.remaining_records(tail)
     except OSError:
         records.unreadable_lines += 1
         return

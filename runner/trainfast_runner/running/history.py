@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.home import (
     STAMP_CHARACTERS,
     STAMP_FORMAT,
@@ -30,14 +31,6 @@ from trainfast_runner.records.home import (
 )
 from trainfast_runner.records.json_lines import BLOCK_BYTES, DAMAGE, read_regular
 from trainfast_runner.records.result import Doubt, MemoryFigures, Result, RunConditions, StepCount, StepTime, Throughput
-from trainfast_runner.records.run_directory import (
-    RESULT_FILE,
-    RUN_FILE,
-    is_alive,
-    is_listed,
-    read_run_file,
-    unreadable_reason,
-)
 from trainfast_runner.records.run_file import RecordedKnobs, ScriptFigures, name_of
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.present_state import BEING_MADE_S, other_host, run_state, unfinished_host
@@ -129,7 +122,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
     result = recover_result(directory)
     if result is not None:
         return _row_of_head(result, run_id)
-    run = read_run_file(directory)
+    run = run_directory.read_run_file(directory)
     state = run_state(directory, run)
     return RunRow(
         run_id=run_id,
@@ -151,7 +144,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
 def _ended_row(home: Home, run_id: str) -> RunRow | None:
     """The row of a `result.json`; None when there is none, or it is damaged."""
     try:
-        head = _decoder.decode(read_regular(f"{home.runs}/{run_id}/{RESULT_FILE}"))
+        head = _decoder.decode(read_regular(f"{home.runs}/{run_id}/{run_directory.RESULT_FILE}"))
     except (OSError, *DAMAGE):
         return None
     return _row_of_head(head, run_id)
@@ -238,12 +231,12 @@ def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> Prun
     runs: dict[str, int] = {}
     live_ids, needed_searches = [], set(conducted_names)
     for directory in filter(_is_from_launch, map(home.directory, home.run_ids())):
-        run_id, run = directory.name, read_run_file(directory)
+        run_id, run = directory.name, run_directory.read_run_file(directory)
         search_id = run.search_id or "" if run is not None else ""
         is_old = run_id < older_cutoff and run_id not in kept_ids
         if not is_old or unfinished_host(directory, run) is not None:
             needed_searches.add(search_id)
-        elif is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names:
+        elif run_directory.is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names:
             live_ids.append(run_id)
             needed_searches.add(search_id)
         else:
@@ -282,7 +275,7 @@ def _kept_runs(home: Home, keep: int) -> list[str]:
     kept: list[str] = []
     for run_id in reversed(home.run_ids() if keep else []):
         kept.append(run_id)
-        keep -= is_listed(home.directory(run_id))
+        keep -= run_directory.is_listed(home.directory(run_id))
         if keep == 0:
             break
     return [*kept, ""] if keep else kept
@@ -298,7 +291,8 @@ def _is_from_launch(directory: Path) -> bool:
         names = os.listdir(directory)
     except OSError:
         return False
-    return (not names or RUN_FILE in names or ALIVE_LOCK_FILE in names) and unreadable_reason(directory) is None
+    is_ours = not names or run_directory.RUN_FILE in names or ALIVE_LOCK_FILE in names
+    return is_ours and run_directory.unreadable_reason(directory) is None
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:
@@ -307,4 +301,4 @@ def _is_being_made(directory: Path, now_s: float) -> bool:
         began_s = calendar.timegm(time.strptime(directory.name[:STAMP_CHARACTERS], STAMP_FORMAT))
     except ValueError:
         return False
-    return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S
+    return not (directory / run_directory.RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

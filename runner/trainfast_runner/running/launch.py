@@ -26,16 +26,9 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import read_links_among
 from trainfast_runner.machine.warm_python import WARM, StandbyKey, WarmPython
 from trainfast_runner.memory.headroom import cached_prediction
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import open_to_append, write_atomically
-from trainfast_runner.records.run_directory import (
-    EVENTS_FILE,
-    RUN_FILE,
-    SANDBOX_FOLDER,
-    SUPERVISOR_LOG,
-    read_run_file,
-    shared_lock,
-)
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.running.placing import start_nodes
 from trainfast_runner.running.planning import RUN_VARIABLE, RunPlan, busy_with, refuse_busy, sandbox
@@ -77,7 +70,7 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                 _, directory = home.new_run(plan.spec.name)
                 try:
                     # Held until the supervisor holds it too: a reader never sees a started run without a holder.
-                    locks.enter_context(shared_lock(directory))
+                    locks.enter_context(run_directory.shared_lock(directory))
                     _write_run_file(run, plan, home, directory)
                 except (OSError, UserError):
                     shutil.rmtree(directory, ignore_errors=True)
@@ -156,7 +149,7 @@ def _write_run_file(run: RunFile, plan: RunPlan, home: Home, directory: Path) ->
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
     try:
-        write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
+        write_atomically(directory / run_directory.RUN_FILE, msgspec.json.encode(run))
     except UnicodeEncodeError as error:
         raise UserError(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
 
@@ -218,7 +211,7 @@ def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
         return plan.env
     if not plan.script.trial:
         return {**plan.env, RUN_VARIABLE: str(directory)}
-    folder = directory / SANDBOX_FOLDER
+    folder = directory / run_directory.SANDBOX_FOLDER
     folder.mkdir(mode=0o700)
     return {**plan.env, **sandbox(folder), RUN_VARIABLE: str(directory)}
 
@@ -234,9 +227,9 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
             if supervisor.poll() is None:
                 cold_reason = "the standby's supervisor did not answer"
         standby.end()
-        if (directory / EVENTS_FILE).exists():
+        if (directory / run_directory.EVENTS_FILE).exists():
             return  # it has taken the run after all
-    with os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
+    with os.fdopen(open_to_append(directory / run_directory.SUPERVISOR_LOG), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],
             stdin=subprocess.DEVNULL,
@@ -247,7 +240,7 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
     if not _has_taken(process, directory, HANDOVER_S):
         # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
         process.send_signal(signal.SIGUSR1)
-        reason = training_python.last_error_line((directory / SUPERVISOR_LOG).read_text(errors="replace"))
+        reason = training_python.last_error_line((directory / run_directory.SUPERVISOR_LOG).read_text(errors="replace"))
         words = f"the supervisor did not start: {reason}{limit_words(inherited_limits(), reason)}"
         raise UserError(words, key="supervisor", exit_code=4)
 
@@ -255,7 +248,7 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
 def _has_taken(process: subprocess.Popen[bytes], directory: Path, within_s: float) -> bool:
     """True once the supervisor has written its first event; False if it ends or takes longer."""
     reap_when_ended(process)
-    events = directory / EVENTS_FILE
+    events = directory / run_directory.EVENTS_FILE
     deadline_s = time.monotonic() + within_s
     while not (events.exists() and events.stat().st_size):
         if process.poll() is not None or time.monotonic() > deadline_s:
@@ -295,7 +288,7 @@ def _freed_limits(plan: RunPlan, home: Home) -> dict[str, int]:
     if not plan.device_uuids:
         return {}
     for run_id in reversed(home.run_ids()):
-        last = read_run_file(home.directory(run_id))
+        last = run_directory.read_run_file(home.directory(run_id))
         if last is not None and set(last.device_uuids) & set(plan.device_uuids):
             return {
                 uuid: used + MEMORY_SETTLED_BYTES

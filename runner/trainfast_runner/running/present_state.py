@@ -13,20 +13,9 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, boot_id, has_open, is_running, session_members
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE, Tail, read_regular, remaining_records
-from trainfast_runner.records.run_directory import (
-    END_STATES,
-    EVENTS_FILE,
-    READERS_WITHIN_S,
-    RESULT_FILE,
-    RUN_FILE,
-    is_alive,
-    read_result,
-    read_run_file,
-    read_worker_lines,
-    unreadable_reason,
-)
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
@@ -55,7 +44,7 @@ class RunState:
     @property
     def ended(self) -> bool:
         """True if the run is over."""
-        return self.state in END_STATES
+        return self.state in run_directory.END_STATES
 
 
 def run_state(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
@@ -63,22 +52,22 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
 
     `run` is its `run.json`, if the caller has read it; `events` is kept by a caller who asks more than once.
     """
-    if (reason := unreadable_reason(directory)) is not None:
+    if (reason := run_directory.unreadable_reason(directory)) is not None:
         return RunState(state="unreadable", reason=reason)
     # `run.json` is read before the lock is tried: a launch takes the lock before it writes `run.json`.
-    run = run or read_run_file(directory)
-    is_being_made = not (directory / RUN_FILE).exists() and _is_young(directory)
-    result = read_result(directory)
+    run = run or run_directory.read_run_file(directory)
+    is_being_made = not (directory / run_directory.RUN_FILE).exists() and _is_young(directory)
+    result = run_directory.read_result(directory)
     if result is None:
         if (host := other_host(run)) is not None:
             recorded = _recorded_state(host, (events or StateEvents(directory)).read())
             return recorded if run is None or not run.by_slurm else _job_state(directory, recorded)
-        if is_alive(directory):
-            live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
+        if run_directory.is_alive(directory):
+            live = _live_state(run or run_directory.read_run_file(directory), events or StateEvents(directory))
             if live.supervised or _is_still_alive(directory):
                 return live
         # The last holder of the lock may have written the result.
-        result = read_result(directory)
+        result = run_directory.read_result(directory)
     if result is not None:
         return RunState(state=result.state, reason=result.reason)
     if is_being_made:
@@ -88,7 +77,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
     if run is None:
         return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
     judged = _last_state((events or StateEvents(directory)).read())
-    if judged is not None and judged.state in END_STATES:
+    if judged is not None and judged.state in run_directory.END_STATES:
         return RunState(state=judged.state, reason=judged.reason)
     return RunState(state="lost", reason=LEFT_BEHIND)
 
@@ -96,7 +85,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
 def is_result_newer(directory: Path) -> bool:
     """True if the unreadable `result.json` is whole, and of a newer schema."""
     try:
-        return msgspec.json.decode(read_regular(directory / RESULT_FILE), type=_Versioned).schema > SCHEMA
+        return msgspec.json.decode(read_regular(directory / run_directory.RESULT_FILE), type=_Versioned).schema > SCHEMA
     except (OSError, *DAMAGE):
         return False
 
@@ -107,7 +96,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 def live_runs(home: Home) -> list[RunFile]:
     """The live runs of this home on this machine, newest first."""
-    runs = map(read_run_file, home.live_directories())
+    runs = map(run_directory.read_run_file, home.live_directories())
     return [run for run in runs if run is not None and other_host(run) is None]
 
 
@@ -125,15 +114,14 @@ def other_host(run: RunFile | None) -> str | None:
 
 def unfinished_host(directory: Path, run: RunFile | None) -> str | None:
     """The name of the other machine that a run without an end is on; None for any other run."""
-    return None if read_result(directory) is not None else other_host(run)
+    return None if run_directory.read_result(directory) is not None else other_host(run)
 
 
 def refuse_left_alone(directory: Path) -> None:
     """Raise UserError for a run that is only looked at: one of another machine without an end, or an unreadable one."""
-    reason, host = unreadable_reason(directory), unfinished_host(directory, read_run_file(directory))
-    if reason is not None:
+    if (reason := run_directory.unreadable_reason(directory)) is not None:
         raise UserError(f"{directory.name} is left alone: {reason}", key=directory.name)
-    if host is not None:
+    if (host := unfinished_host(directory, run_directory.read_run_file(directory))) is not None:
         cure = f"stop or delete it there, or delete its folder if {host} is gone"
         raise UserError(f"{directory.name} is a run of host {host}: {cure}", key=directory.name)
 
@@ -142,7 +130,7 @@ def _recorded_state(host: str, events: list[Event]) -> RunState:
     """The state of a run of another machine, as it recorded it last."""
     event = _last_state(events)
     state = event.state if event and event.state else "starting"
-    is_live = state not in END_STATES
+    is_live = state not in run_directory.END_STATES
     return RunState(state if is_live else "stopping", supervised=True, reason=f"on host {host}, as recorded")
 
 
@@ -161,10 +149,10 @@ def _job_state(directory: Path, recorded: RunState) -> RunState:
 
 def _settles_soon(directory: Path) -> bool:
     """Return True if the result comes within the time of a slow disk."""
-    deadline_s = time.monotonic() + READERS_WITHIN_S
-    while not (directory / RESULT_FILE).exists() and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + run_directory.READERS_WITHIN_S
+    while not (directory / run_directory.RESULT_FILE).exists() and time.monotonic() < deadline_s:
         time.sleep(LOCK_PAUSE_S)
-    return (directory / RESULT_FILE).exists()
+    return (directory / run_directory.RESULT_FILE).exists()
 
 
 def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
@@ -193,8 +181,8 @@ def _last_state(events: list[Event]) -> Event | None:
 
 def _is_still_alive(directory: Path) -> bool:
     """Return True if the lock stays held: two readers that ask at once each see the other's."""
-    deadline_s = time.monotonic() + READERS_WITHIN_S
-    while (alive := is_alive(directory)) and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + run_directory.READERS_WITHIN_S
+    while (alive := run_directory.is_alive(directory)) and time.monotonic() < deadline_s:
         time.sleep(LOCK_PAUSE_S)
     return alive
 
@@ -213,7 +201,7 @@ class StateEvents:
     """The events of a run about its state; a second read takes only new lines."""
 
     def __init__(self, directory: Path) -> None:
-        self._tail = Tail(directory / EVENTS_FILE, Event)
+        self._tail = Tail(directory / run_directory.EVENTS_FILE, Event)
         self._events: list[Event] = []
 
     def read(self) -> list[Event]:
@@ -242,13 +230,15 @@ def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Ide
 
 def process_of(directory: Path, kind: str) -> Identity | None:
     """The run's `supervisor`, or the direct child that it `launched` (python, or torchrun), if it is running."""
-    return recorded_process(read_run_file(directory), kind, StateEvents(directory).read())
+    return recorded_process(run_directory.read_run_file(directory), kind, StateEvents(directory).read())
 
 
 def _started_ranks(directory: Path) -> list[Identity]:
     """Every rank that recorded its start."""
-    lines = (line for lines in read_worker_lines(directory).values() for line in lines)
-    return recorded_processes(read_run_file(directory), (line for line in lines if isinstance(line, StartedLine)))
+    lines = (line for lines in run_directory.read_worker_lines(directory).values() for line in lines)
+    return recorded_processes(
+        run_directory.read_run_file(directory), (line for line in lines if isinstance(line, StartedLine))
+    )
 
 
 def running_ranks(directory: Path) -> list[Identity]:
@@ -262,6 +252,6 @@ def forks_left_by(directory: Path) -> list[Identity]:
     Each holds the run's lock: a process with only the session's number is another program's.
     """
     launched = (event for event in StateEvents(directory).read() if event.kind == "launched")
-    leaders = [*recorded_processes(read_run_file(directory), launched), *_started_ranks(directory)]
+    leaders = [*recorded_processes(run_directory.read_run_file(directory), launched), *_started_ranks(directory)]
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
     return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]

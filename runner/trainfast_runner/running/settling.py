@@ -24,43 +24,19 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Appender, write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import (
-    EVENTS_FILE,
-    EXIT_CODES,
-    RESULT_FILE,
-    SANDBOX_FOLDER,
-    RunRecords,
-    exclusive_lock,
-    is_alive,
-    node_events,
-    read_events,
-    read_records,
-    read_result,
-    read_run_file,
-    read_worker_lines,
-    unreadable_reason,
-)
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
+from trainfast_runner.running import present_state
 from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, merged_end, stop_word
-from trainfast_runner.running.present_state import (
-    LEFT_BEHIND,
-    forks_left_by,
-    is_result_newer,
-    other_host,
-    process_of,
-    refuse_left_alone,
-    run_state,
-    running_ranks,
-)
 from trainfast_runner.running.slurm import cancel, end_reason, job_of, job_state
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
@@ -83,7 +59,7 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
     if records.run is not None and records.run.nodes:
         ended = _end_of_nodes(directory, records.run, ended)
     if ended is None or ended.end is None:
-        verdict, ended_ns = _lost_verdict(records, LEFT_BEHIND), records.last_t_ns()
+        verdict, ended_ns = _lost_verdict(records, present_state.LEFT_BEHIND), records.last_t_ns()
     else:
         verdict, ended_ns = _verdict(directory, records, ended.end), ended.t_ns
     verdict = _by_slurm(directory, verdict)
@@ -97,14 +73,14 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         result = msgspec.structs.replace(result, troubles=[*result.troubles, _failure(NO_FIGURES, error)])
     with suppress(Exception):  # the next prediction is then as good as the last
         record_correction(Home.of_run(directory).path, records, result)
-    shutil.rmtree(directory / SANDBOX_FOLDER, ignore_errors=True)
+    shutil.rmtree(directory / run_directory.SANDBOX_FOLDER, ignore_errors=True)
     return result
 
 
 def _end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
     """The ended event of a run on several nodes, with the ends of all of them; None where no node has recorded one."""
-    ends = [event for node in range(len(run.nodes)) for event in node_events(directory, node) if event.kind == "ended"]
-    ended = own or next(iter(ends), None)
+    events = (event for node in range(len(run.nodes)) for event in run_directory.node_events(directory, node))
+    ended = own or next((event for event in events if event.kind == "ended"), None)
     if ended is None or ended.end is None:
         return None
     return msgspec.structs.replace(ended, end=merged_end(directory, run, ended.end))
@@ -120,25 +96,25 @@ def _by_slurm(directory: Path, verdict: Verdict) -> Verdict:
     return verdict if reason is None else Verdict("stopped", f"{reason}; {verdict.reason}")
 
 
-def _read_records_or_note_trouble(directory: Path) -> RunRecords:
+def _read_records_or_note_trouble(directory: Path) -> run_directory.RunRecords:
     """The records of a run; if reading them fails, the ranks' and the supervisor's lines alone, and a trouble."""
     try:
-        return read_records(directory)
+        return run_directory.read_records(directory)
     except Exception as error:
-        records = RunRecords(run=read_run_file(directory))
+        records = run_directory.RunRecords(run=run_directory.read_run_file(directory))
         with suppress(Exception):
-            records.events = read_events(directory, records)
-            records.worker_lines = read_worker_lines(directory, records)
+            records.events = run_directory.read_events(directory, records)
+            records.worker_lines = run_directory.read_worker_lines(directory, records)
         _add_trouble(records, _failure("the records of this run could not be read", error))
         return records
 
 
-def _add_trouble(records: RunRecords, sentence: str) -> None:
+def _add_trouble(records: run_directory.RunRecords, sentence: str) -> None:
     """Add a trouble that is not on the disk, for the result to name."""
     records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=sentence))
 
 
-def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
+def _verdict(directory: Path, records: run_directory.RunRecords, end: TrainingEnd) -> Verdict:
     """Judge the run: lost if a process cannot be ended, unless every rank had finished.
 
     Then the hanging process is recorded as a trouble in `records`.
@@ -163,7 +139,7 @@ def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
     return verdict
 
 
-def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
+def unended_reason(end: TrainingEnd, records: run_directory.RunRecords) -> str:
     """A sentence for the run's reason or troubles: each unended process with its pid and state.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
@@ -197,18 +173,18 @@ def recover_result(directory: Path) -> Result | None:
     version wrote the result in a way that this one cannot read. In a home that cannot be written the result is given
     all the same.
     """
-    result = read_result(directory)
-    run = read_run_file(directory)
-    if result is not None or run is None or unreadable_reason(directory) is not None:
+    result = run_directory.read_result(directory)
+    run = run_directory.read_run_file(directory)
+    if result is not None or run is None or run_directory.unreadable_reason(directory) is not None:
         return result
-    if other_host(run) is not None and not (run.by_slurm and _job_is_gone(directory)):
+    if present_state.other_host(run) is not None and not (run.by_slurm and _job_is_gone(directory)):
         return result
-    with exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
+    with run_directory.exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:
-            return read_result(directory)
+            return run_directory.read_result(directory)
         # The last holder of the lock may have written the result.
-        result = read_result(directory)
-        if result is not None or is_result_newer(directory):
+        result = run_directory.read_result(directory)
+        if result is not None or present_state.is_result_newer(directory):
             return result
         result = settle(directory)
         with suppress(OSError):  # A full or read-only disk: the next reader tries again.
@@ -226,13 +202,13 @@ def _job_is_gone(directory: Path) -> bool:
 def remove_run(home: Home, run_id: str) -> None:
     """Delete a run's directory and the states that it has offloaded. Raises UserError while it is alive."""
     directory = home.directory(run_id)
-    run = read_run_file(directory)
+    run = run_directory.read_run_file(directory)
     home.remove(run_id)
-    if run is not None and other_host(run) is None:
+    if run is not None and present_state.other_host(run) is None:
         delete_states(offload_folder(run.knobs), directory)
 
 
-def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
+def _lost_verdict(records: run_directory.RunRecords, reason: str) -> Verdict:
     """The verdict on a run whose supervisor did not see its end: `reason`, and the end that its records show."""
     steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
     parts = [f"{counted(steps, 'step')} recorded"]
@@ -259,9 +235,9 @@ def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
 def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
-    if result is None and (state := run_state(directory)).ended:
+    if result is None and (state := present_state.run_state(directory)).ended:
         is_unreadable = state.state == "unreadable"
-        if not is_unreadable and is_alive(directory):
+        if not is_unreadable and run_directory.is_alive(directory):
             return None  # its supervisor is about to write the result
         # It may have ended between the two looks.
         result = recover_result(directory)
@@ -269,7 +245,7 @@ def result_or_none_while_live(directory: Path) -> Result | None:
             raise UserError(
                 f"{directory.name} has no result: {state.reason}",
                 key=directory.name,
-                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
+                exit_code=run_directory.EXIT_CODES["unreadable" if is_unreadable else "lost"],
             )
     return result
 
@@ -317,12 +293,13 @@ def stop_unsupervised(
     user cannot end. Raises UserError when the run has ended, or when it has a supervisor.
     """
     _refuse_ended(directory)
-    if process_of(directory, "supervisor") is not None:
+    if present_state.process_of(directory, "supervisor") is not None:
         name = directory.name
         raise UserError(f"{name} has a supervisor: stop it with `trainfast-tui stop {name}`", key=name)
-    launched_child = process_of(directory, "launched")
-    ranks = running_ranks(directory)
-    asked_first = [*([launched_child] if launched_child is not None else ranks), *forks_left_by(directory)]
+    launched_child = present_state.process_of(directory, "launched")
+    ranks = present_state.running_ranks(directory)
+    asked_first = [launched_child] if launched_child is not None else ranks
+    asked_first = [*asked_first, *present_state.forks_left_by(directory)]
     processes = _with_descendants({*asked_first, *ranks})
     for process in asked_first:
         send(process, signal.SIGTERM)
@@ -332,7 +309,7 @@ def stop_unsupervised(
         time.sleep(min(KILL_POLL_S, left_s))
         processes = _with_descendants(processes)
     give_up_s = time.monotonic() + KILLED_WITHIN_S
-    while (any(map(is_running, processes)) or is_alive(directory)) and time.monotonic() < give_up_s:
+    while (any(map(is_running, processes)) or run_directory.is_alive(directory)) and time.monotonic() < give_up_s:
         for process in processes:
             send(process, signal.SIGKILL)
         on_tick(0.0)
@@ -347,15 +324,15 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 
 
 def _signal_supervisor(directory: Path, signum: int) -> bool:
-    run = read_run_file(directory)
-    if run is not None and run.has_named_nodes and not (directory / RESULT_FILE).exists():
+    run = run_directory.read_run_file(directory)
+    if run is not None and run.has_named_nodes and not (directory / run_directory.RESULT_FILE).exists():
         ask_all_nodes(directory, KILL if signum == signal.SIGUSR1 else STOP)
         if (job := job_of(directory)) is not None and job_state(job).stage == "pending":
             cancel(job)
-        if other_host(run) is not None:
+        if present_state.other_host(run) is not None:
             return True
-    refuse_left_alone(directory)
-    supervisor = process_of(directory, "supervisor")
+    present_state.refuse_left_alone(directory)
+    supervisor = present_state.process_of(directory, "supervisor")
     if supervisor is not None and send(supervisor, signum):
         return True
     _refuse_ended(directory)
@@ -363,7 +340,7 @@ def _signal_supervisor(directory: Path, signum: int) -> bool:
 
 
 def _refuse_ended(directory: Path) -> None:
-    state = run_state(directory)
+    state = present_state.run_state(directory)
     if state.ended:
         raise UserError(f"{directory.name} is not running: it is {state.state}", key=directory.name)
 
@@ -380,7 +357,7 @@ def main(directory: Path, ended: Event) -> int:
     def record(kind: str, **fields: str | None) -> None:
         with suppress(OSError):
             event = msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event)
-            Appender(directory / EVENTS_FILE).write(event)
+            Appender(directory / run_directory.EVENTS_FILE).write(event)
 
     result = settle(directory, ended, lambda verdict: record("state", state=verdict.state, reason=verdict.reason))
     for attempt in range(RESULT_TRIES):
@@ -388,7 +365,7 @@ def main(directory: Path, ended: Event) -> int:
             _write_result(directory, result)
         except OSError as error:
             if not attempt:
-                sentence = f"{RESULT_FILE} cannot be written: {error.strerror}"
+                sentence = f"{run_directory.RESULT_FILE} cannot be written: {error.strerror}"
                 print(sentence, file=sys.stderr)
                 record("trouble", detail=sentence)
             time.sleep(PAUSE_S)
@@ -399,7 +376,7 @@ def main(directory: Path, ended: Event) -> int:
 
 def _write_result(directory: Path, result: Result) -> None:
     """Write `result.json`. Raises OSError."""
-    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+    write_atomically(directory / run_directory.RESULT_FILE, msgspec.json.encode(result) + b"\n")
 
 
 if __name__ == "__main__":

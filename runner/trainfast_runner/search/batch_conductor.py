@@ -30,6 +30,7 @@ from trainfast_runner.records.run_directory import read_records, read_result, re
 from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import searches
 from trainfast_runner.search.batch_decide import BatchState, answer_of, decide, failed_runs
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
@@ -44,15 +45,6 @@ from trainfast_runner.search.batch_journal import (
 )
 from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, end_text, run_within
 from trainfast_runner.search.journal import EndState, fields_of
-from trainfast_runner.search.searches import (
-    ScriptPlanner,
-    SearchOptions,
-    incompatible_reason,
-    key_of_question,
-    limits_of,
-    open_search,
-    script_planner,
-)
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import settings_of
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -92,7 +84,7 @@ class BatchPlan:
     """A checked batch search: the plan of its runs, and the planner of a script's probes."""
 
     plan: RunPlan
-    plan_script_run: ScriptPlanner | None = None
+    plan_script_run: searches.ScriptPlanner | None = None
     """Plans the probes of a script; None for a preset."""
 
 
@@ -124,17 +116,17 @@ def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
 
 def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> BatchPlan:
     """Return the checked plan of a script's batch search. Raises UserError."""
-    plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
+    plan_script_run = searches.script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
     if plan.device == "cuda" and plan.memory_limit_bytes is None and free_gpu_bytes(plan) is None:
         raise limit_unknown_error()
     return BatchPlan(plan, plan_script_run)
 
 
-def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Path:
+def open_batch(batch_plan: BatchPlan, home: Home, options: searches.SearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written."""
     plan = batch_plan.plan
-    limits = limits_of(plan)
+    limits = searches.limits_of(plan)
     question = BatchQuestion(
         **plan.spec.record_fields(),
         device=plan.device,
@@ -144,8 +136,8 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
         limit_words=limits.source,
     )
     gpus = detect_machine(plan.versions).gpus if plan.device == "cuda" else ()
-    key = key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH)
-    return open_search(question, key, home, options, _limits_still_fit)
+    key = searches.key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH)
+    return searches.open_search(question, key, home, options, _limits_still_fit)
 
 
 def _limits_still_fit(directory: Path) -> bool:
@@ -164,7 +156,7 @@ class BatchConductor(Conductor[BatchEnded]):
     JOURNAL = BatchSnapshot
 
     def __init__(
-        self, directory: Path, batch_plan: BatchPlan, home: Home, options: SearchOptions, caller: SearchCaller
+        self, directory: Path, batch_plan: BatchPlan, home: Home, options: searches.SearchOptions, caller: SearchCaller
     ) -> None:
         super().__init__(directory, home, options, caller)
         question = self._state().asked
@@ -271,7 +263,7 @@ class BatchConductor(Conductor[BatchEnded]):
         if result.steps.measured == 0 or result.memory.peak_allocated_bytes is None:
             return BatchEnded(state="failed", reason=f"{result.run_id}: {result.reason or 'its memory is not known'}")
         filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
-        overridden = incompatible_reason(result, ("batch_size",)) if filled is None else None
+        overridden = searches.incompatible_reason(result, ("batch_size",)) if filled is None else None
         if overridden is not None:
             return BatchEnded(state="failed", reason=overridden)
         probe = probe_of_run(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))

@@ -14,15 +14,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
-from trainfast_runner.results.comparison import (
-    BETTER,
-    NOISE,
-    STRICT_THRESHOLDS,
-    WORSE,
-    compare,
-    paired_interval,
-    speeds_rank,
-)
+from trainfast_runner.results import comparison
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
 from trainfast_runner.search.searches import script_planner, value_text, with_knobs
 from trainfast_runner.settings import presets
@@ -269,15 +261,17 @@ def _compared(row: Row, baseline: Row, pairs: Sequence[tuple[float, float]]) -> 
         return replace(row, vs_baseline_percent=gain)
     if baseline.result is None or row.result is None:
         return row
-    if not speeds_rank(baseline.result, row.result):
-        return replace(row, verdict=STRICT_THRESHOLDS)
-    interval = paired_interval(pairs)
+    if not comparison.speeds_rank(baseline.result, row.result):
+        return replace(row, verdict=comparison.STRICT_THRESHOLDS)
+    interval = comparison.paired_interval(pairs)
     if interval is None:
-        compared = compare(baseline.result, row.result).rows[0]
+        compared = comparison.compare(baseline.result, row.result).rows[0]
         verdict, interval = compared.verdict, compared.interval_percent
     else:
         # Runs side by side share their conditions, and the pairs show what differed: the interval holds it.
-        verdict = NOISE if interval[0] <= 0 <= interval[1] else BETTER if interval[0] > 0 else WORSE
+        verdict = comparison.BETTER if interval[0] > 0 else comparison.WORSE
+        if interval[0] <= 0 <= interval[1]:
+            verdict = comparison.NOISE
     return replace(row, vs_baseline_percent=gain, verdict=verdict, interval_percent=interval)
 
 

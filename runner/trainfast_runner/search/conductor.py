@@ -33,25 +33,12 @@ from trainfast_runner.records.worker_lines import WARM_ROLES, WarmLine, WarmOrde
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.settling import kill_now, request_stop, result_or_none_while_live, stop_unsupervised
-from trainfast_runner.search.journal import (
-    CANCELLED_REASON,
-    Conducted,
-    EndState,
-    JournalLines,
-    JournalWriter,
-    Launched,
-    Line,
-    Paused,
-    Resumed,
-    SearchEnded,
-    Waiting,
-    worked_seconds,
-)
+from trainfast_runner.search import journal
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.worker.shared.words import CONTROL_FILE, PROBE, TRIAL
 
 PlanT = TypeVar("PlanT")
-EndedT = TypeVar("EndedT", bound=SearchEnded)
+EndedT = TypeVar("EndedT", bound=journal.SearchEnded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +64,13 @@ class Conductor(ABC, Generic[EndedT]):
     far, of the kind `JOURNAL`.
     """
 
-    JOURNAL: ClassVar[type[JournalLines[Any, Any, Any]]]
+    JOURNAL: ClassVar[type[journal.JournalLines[Any, Any, Any]]]
 
     def __init__(self, directory: Path, home: Home, options: SearchOptions, caller: SearchCaller) -> None:
         self._directory, self._home = directory, home
         self._options, self._caller = options, caller
         self._lines: list[Any] = [*self.JOURNAL.read(directory).lines]
-        self._journal = JournalWriter(directory)
+        self._journal = journal.JournalWriter(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
     @abstractmethod
@@ -95,7 +82,7 @@ class Conductor(ABC, Generic[EndedT]):
         """Decide and take one step; return the end after the last one."""
 
     @abstractmethod
-    def end_line(self, state: EndState, reason: str) -> EndedT:
+    def end_line(self, state: journal.EndState, reason: str) -> EndedT:
         """Return the last line of a search that ends without a new answer."""
 
     def run(self) -> EndedT:
@@ -103,7 +90,7 @@ class Conductor(ABC, Generic[EndedT]):
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         conductor = identify(os.getpid())
         self._write(
-            Conducted(
+            journal.Conducted(
                 t_ns=self._caller.began_ns or time.monotonic_ns(),
                 pid=os.getpid(),
                 start_ticks=conductor.start_ticks if conductor else -1,
@@ -119,7 +106,7 @@ class Conductor(ABC, Generic[EndedT]):
                 if end is not None:
                     return self._write_end(end)
         except Cancelled:
-            return self._write_end(self.end_line("cancelled", CANCELLED_REASON))
+            return self._write_end(self.end_line("cancelled", journal.CANCELLED_REASON))
         except (UserError, OSError) as error:
             if isinstance(error, UserError):
                 problem = error
@@ -147,9 +134,9 @@ class Conductor(ABC, Generic[EndedT]):
             self._raise_if_cancelled()
             return
         self._runs.end_process()
-        self._write(Paused())
+        self._write(journal.Paused())
         wait_until(lambda: not mark.exists(), self._raise_if_cancelled)
-        self._write(Resumed())
+        self._write(journal.Resumed())
 
     def _raise_if_cancelled(self) -> None:
         if self._caller.is_cancelled():
@@ -158,11 +145,11 @@ class Conductor(ABC, Generic[EndedT]):
     def _write_end(self, end: EndedT) -> EndedT:
         """End the live run, append the last line with the search's seconds, and return the line."""
         self._runs.stop()
-        end = msgspec.structs.replace(end, seconds=worked_seconds([*self._lines, end]))
+        end = msgspec.structs.replace(end, seconds=journal.worked_seconds([*self._lines, end]))
         self._write(end)
         return end
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: journal.Line) -> None:
         """Append a line of this kind of journal."""
         self._journal.write(line)
         self._lines.append(line)
@@ -204,7 +191,11 @@ class SearchRuns:
     """
 
     def __init__(
-        self, home: Home, options: SearchOptions, write: Callable[[Line], None], raise_if_cancelled: Callable[[], None]
+        self,
+        home: Home,
+        options: SearchOptions,
+        write: Callable[[journal.Line], None],
+        raise_if_cancelled: Callable[[], None],
     ) -> None:
         self.process: WarmProcess | None = None
         """The warm process; None without one."""
@@ -225,7 +216,7 @@ class SearchRuns:
                 if not self._options.wait:
                     raise
                 continue  # another waiting run was faster
-            self._write(Launched(run_id=self._live_run.name, role=role))
+            self._write(journal.Launched(run_id=self._live_run.name, role=role))
             if plan.device == "cuda" and role in WARM_ROLES:  # a cold run alone is timed for the answer
                 launch.keep_standby(plan, self._home)
             return self._live_run
@@ -274,7 +265,7 @@ class SearchRuns:
     def _on_wait(self, launching: str) -> None:
         self._raise_if_cancelled()
         if launching:
-            self._write(Waiting(run_id=launching))
+            self._write(journal.Waiting(run_id=launching))
 
     def _wait_for_devices(self, plan: RunPlan) -> None:
         """Return when no other run uses the plan's devices; `clock_s` stands still meanwhile."""
@@ -282,9 +273,9 @@ class SearchRuns:
         if other is None:
             return
         began_s = time.monotonic()
-        self._write(Waiting(run_id=other.run_id))
+        self._write(journal.Waiting(run_id=other.run_id))
         planning.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
-        self._write(Resumed())
+        self._write(journal.Resumed())
         self._waited_s += time.monotonic() - began_s
 
 
@@ -375,7 +366,7 @@ class WarmProcess:
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
         self._tails = [Tail(rank_file(directory, "worker", rank), WarmLine) for rank in range(world_size)]
-        self._control = JournalWriter(directory, CONTROL_FILE)
+        self._control = journal.JournalWriter(directory, CONTROL_FILE)
         self._orders_written = 0
         self._answers: dict[int, dict[int, Any]] = defaultdict(dict)
         """The answers to each order, by its number from 1 on and by rank; under 0 the lines of ranks that are ready."""

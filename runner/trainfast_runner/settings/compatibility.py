@@ -21,14 +21,7 @@ from trainfast_runner.machine.devices import VISIBLE_DEVICES, Machine
 from trainfast_runner.machine.training_python import has_libaio, missing_tool, search_path
 from trainfast_runner.records.json_lines import owner_of
 from trainfast_runner.records.tick import is_instance
-from trainfast_runner.settings.device_counts import (
-    chosen_gpus,
-    device_count,
-    devices_asked,
-    first_size,
-    model_degree,
-    world_size,
-)
+from trainfast_runner.settings import device_counts
 from trainfast_runner.settings.knob_values import (
     MAX_CPU_PROCESSES,
     Choice,
@@ -97,12 +90,12 @@ class Facts:
     @property
     def rank_count(self) -> int:
         """Number of processes the run starts."""
-        return world_size(self.spec, self.machine)
+        return device_counts.world_size(self.spec, self.machine)
 
     @property
     def device_count(self) -> int:
         """Number of devices the run uses."""
-        return device_count(self.spec, self.machine)
+        return device_counts.device_count(self.spec, self.machine)
 
 
 Refusals = Iterator[UserError]
@@ -117,10 +110,10 @@ def refusal(key: str, sentence: str, nearest: str | None = None, allowed: Iterab
 
 def _devices(facts: Facts) -> Refusals:
     """Devices that do not exist, to train on or to watch; and several for a strategy of one."""
-    asked, machine, strategy = devices_asked(facts.knobs), facts.machine, facts.strategy
+    asked, machine, strategy = device_counts.devices_asked(facts.knobs), facts.machine, facts.strategy
     if machine.refusal is not None:
         yield machine.refusal
-    gpus = chosen_gpus(facts.knobs, machine)
+    gpus = device_counts.chosen_gpus(facts.knobs, machine)
     machine.watched(facts.knobs["watch"], gpus)
     allowed = [f"1 to {MAX_CPU_PROCESSES}"]
     if facts.on_cpu and isinstance(asked, str) and not asks_for_cpu(asked):
@@ -143,7 +136,7 @@ def _hardware(facts: Facts) -> Refusals:
     """A precision or a strategy that the devices asked for do not have."""
     strategy, asked = facts.strategy, facts.knobs["devices"]
     precision = PRECISIONS[str(facts.knobs["precision"])]
-    gpus = chosen_gpus(facts.knobs, facts.machine)
+    gpus = device_counts.chosen_gpus(facts.knobs, facts.machine)
     if facts.on_cpu and precision.needs_gpus_reason:
         sentence = f"precision={precision.name} {precision.needs_gpus_reason} and this run is on the CPU"
         yield refusal("precision", sentence, "precision=fp32 or precision=bf16")
@@ -212,7 +205,7 @@ def _ranks(facts: Facts) -> Refusals:
             yield refusal("memory_limit", sentence, allowed=["one value", *several])
     if not strategy.model_axes:
         return
-    degree, count = model_degree(facts.knobs), facts.device_count
+    degree, count = device_counts.model_degree(facts.knobs), facts.device_count
     degrees = [f"{axis}_degree={whole_number(facts.knobs, f'{axis}_degree')}" for axis in strategy.model_axes]
     requirement = f"strategy={strategy.name} with {' and '.join(degrees)}"
     if "dp" not in strategy.axes and count != degree:
@@ -399,7 +392,7 @@ def _model_sizes(facts: Facts) -> Refusals:
     seq_len = whole_number(facts.knobs, "seq_len")
     nested = config.get("text_config")
     texts = {**config, **nested} if isinstance(nested, dict) else config
-    field, positions = first_size(texts, "n_positions", "max_position_embeddings")
+    field, positions = device_counts.first_size(texts, "n_positions", "max_position_embeddings")
     # T5's positions are relative: its `n_positions` is without effect.
     has_positions = objective != "image-classification" and "relative_attention_num_buckets" not in config
     if has_positions and 0 < positions < (needed := positions_needed(objective, seq_len)):
@@ -412,8 +405,8 @@ def _model_sizes(facts: Facts) -> Refusals:
         sentence = f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}"
         instead = f"model.vocab_size={SMALLEST_VOCAB}, or data.kind=random"
         yield refusal("model.vocab_size", sentence, instead, [f"{SMALLEST_VOCAB} or more"])
-    _, width = first_size(config, "hidden_size", "n_embd")
-    field, heads = first_size(config, "num_attention_heads", "n_head")
+    _, width = device_counts.first_size(config, "hidden_size", "n_embd")
+    field, heads = device_counts.first_size(config, "num_attention_heads", "n_head")
     if width and heads and not config.get("head_dim") and width % heads:
         divisors = [count for count in range(1, width + 1) if width % count == 0]
         sentence = f"the hidden size {width} is not divisible by model.{field}={heads}"
@@ -436,7 +429,7 @@ def _pipeline(facts: Facts) -> Refusals:
         yield refusal("strategy", sentence, "strategy=ddp")
     degree, schedule = whole_number(facts.knobs, "pp_degree"), str(facts.knobs["pp_schedule"])
     stages = degree * catalog.SCHEDULES[schedule].stages_per_rank
-    field, layers = first_size(facts.config, "num_hidden_layers", "n_layer")
+    field, layers = device_counts.first_size(facts.config, "num_hidden_layers", "n_layer")
     than_layers = f"more than the model's {layers} layers (model.{field})"
     if 0 < layers < degree:
         instead = f"pp_degree={layers}" if layers > 1 else "strategy=ddp"

@@ -13,16 +13,7 @@ from textual import events
 from textual.message import Message
 
 from trainfast_tui.painting import ListWidget
-from trainfast_tui.text.format import (
-    Line,
-    Piece,
-    Side,
-    clamp_scroll,
-    has_all_words,
-    line_length,
-    moved_cursor,
-    to_width,
-)
+from trainfast_tui.text import format as fmt
 
 MARGIN = 3
 """Cells of the cursor and the mark in front of a row."""
@@ -41,7 +32,7 @@ class Column(Generic[RowT]):
     """Cells in a wide table."""
     key: Callable[[RowT], float | str | None] | None = None
     largest_first: bool = True
-    align: Side = "left"
+    align: fmt.Side = "left"
 
 
 def sorted_rows(rows: Iterable[RowT], column: Column[RowT], reverse: bool) -> list[RowT]:
@@ -85,11 +76,11 @@ class SortedTable(ListWidget, Generic[RowT]):
         """Return the text in which a filter looks for its words."""
         raise NotImplementedError
 
-    def cells(self, row: RowT) -> dict[str, Piece]:
+    def cells(self, row: RowT) -> dict[str, fmt.Piece]:
         """Return the text of each column by its name."""
         raise NotImplementedError
 
-    def rest(self, row: RowT, width: int) -> Line:
+    def rest(self, row: RowT, width: int) -> fmt.Line:
         """Paint the last column of a row in `width` cells."""
         raise NotImplementedError
 
@@ -127,9 +118,9 @@ class SortedTable(ListWidget, Generic[RowT]):
         """List the rows in order and draw them; the cursor stays on its row, else at its index."""
         current = self.identity(self.current) if self.current is not None and self._cursor else None
         words = self._words
-        rows = [row for row in self.all_rows if not words or has_all_words(self.text_of(row), words)]
+        rows = [row for row in self.all_rows if not words or fmt.has_all_words(self.text_of(row), words)]
         self.listed = sorted_rows(rows, self.order, self.reverse)
-        self._cursor = moved_cursor(self._cursor, 0, len(self.listed))
+        self._cursor = fmt.moved_cursor(self._cursor, 0, len(self.listed))
         if current is not None:
             listed = enumerate(self.listed)
             self._cursor = next((index for index, row in listed if self.identity(row) == current), self._cursor)
@@ -170,7 +161,7 @@ class SortedTable(ListWidget, Generic[RowT]):
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, clamped to the table."""
-        self._cursor = moved_cursor(self._cursor, by, len(self.listed))
+        self._cursor = fmt.moved_cursor(self._cursor, by, len(self.listed))
         self.repaint()
         self.post_message(self.Moved())
 
@@ -193,15 +184,15 @@ class SortedTable(ListWidget, Generic[RowT]):
                 return column.name
         return self.LAST_COLUMN
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def lines(self, width: int, height: int) -> list[fmt.Line]:
         rows = self.visible_rows(width, height - 1) if self.listed else [[(self.empty_words, "muted")]]
         return [self.heading(width), *rows]
 
-    def heading(self, width: int) -> Line:
+    def heading(self, width: int) -> fmt.Line:
         """Paint the names of the columns, with an arrow at the one that orders."""
         order = self.order
         arrow = "↓" if order.largest_first != self.reverse else "↑"
-        line: Line = [(" " * MARGIN, "muted")]
+        line: fmt.Line = [(" " * MARGIN, "muted")]
         for column, cells in self.columns(width):
             is_order = column is order
             text = column.name + arrow * is_order
@@ -209,19 +200,19 @@ class SortedTable(ListWidget, Generic[RowT]):
         count = f"   {len(self.listed):,} {self.NOUN}" if width >= self.WIDE_FROM else ""
         return [*line, (self.LAST_COLUMN + count, "muted")]
 
-    def row_line(self, row: RowT, width: int) -> Line:
+    def row_line(self, row: RowT, width: int) -> fmt.Line:
         """Paint a row."""
         cells = self.cells(row)
-        line: Line = [(f" {self.mark(row)} ", "accent")]
+        line: fmt.Line = [(f" {self.mark(row)} ", "accent")]
         for column, count in self.columns(width):
             text, tone = cells[column.name]
             line.append((_in_column(column, text, count), tone))
-        return [*line, *self.rest(row, width - line_length(line))]
+        return [*line, *self.rest(row, width - fmt.line_length(line))]
 
-    def visible_rows(self, width: int, room: int) -> list[Line]:
+    def visible_rows(self, width: int, room: int) -> list[fmt.Line]:
         """Paint `room` rows around the cursor."""
         cursor, room = self._cursor, max(1, room)
-        self._top = max(clamp_scroll(min(self._top, cursor), len(self.listed), room), cursor - room + 1)
+        self._top = max(fmt.clamp_scroll(min(self._top, cursor), len(self.listed), room), cursor - room + 1)
         lines = [self.row_line(row, width) for row in self.listed[self._top : self._top + room]]
         (margin, _), *rest = lines[cursor - self._top]
         lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
@@ -229,4 +220,4 @@ class SortedTable(ListWidget, Generic[RowT]):
 
 
 def _in_column(column: Column[Any], text: str, cells: int) -> str:
-    return to_width(text, cells - 2, column.align) + "  "
+    return fmt.to_width(text, cells - 2, column.align) + "  "

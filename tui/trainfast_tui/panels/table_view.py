@@ -12,31 +12,20 @@ from textual import events
 from textual.events import Key
 
 from trainfast_tui.painting import ListWidget
-from trainfast_tui.text.format import (
-    FigureHeading,
-    Line,
-    Piece,
-    Tone,
-    clamp_scroll,
-    hidden_words,
-    labelled,
-    moved_cursor,
-    scrolled_page,
-    to_width,
-)
+from trainfast_tui.text import format as fmt
 
 
 @dataclass(frozen=True)
 class TablePage:
     """A text for one width, with a table and a chart."""
 
-    head: list[Line]
-    table: Sequence[Line] = ()
+    head: list[fmt.Line]
+    table: Sequence[fmt.Line] = ()
     """A heading and the rows; empty without a row."""
-    foot: Sequence[Line] = ()
+    foot: Sequence[fmt.Line] = ()
     choices: int = 0
     """The number of lines of head or foot that the cursor moves among."""
-    chart: Callable[[int, int], list[Line]] | None = None
+    chart: Callable[[int, int], list[fmt.Line]] | None = None
     """Returns a chart of this width and of at most this many lines; empty if it needs more, or has nothing to show."""
 
 
@@ -72,7 +61,7 @@ class TableView(ListWidget):
 
     def action_move(self, by: int) -> None:
         if self._choices:
-            self.cursor = moved_cursor(self.cursor, by, self._choices)
+            self.cursor = fmt.moved_cursor(self.cursor, by, self._choices)
             self.repaint()
         else:
             self._scroll(by)
@@ -101,15 +90,15 @@ class TableView(ListWidget):
         self._rows_below -= by
         self.repaint()
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def lines(self, width: int, height: int) -> list[fmt.Line]:
         page = self._page(width, height, self.cursor)
         self._choices = page.choices
-        self.cursor = moved_cursor(self.cursor, 0, max(1, page.choices))
-        foot: list[Line] = [[], *page.foot] if page.foot else []
+        self.cursor = fmt.moved_cursor(self.cursor, 0, max(1, page.choices))
+        foot: list[fmt.Line] = [[], *page.foot] if page.foot else []
         room = height - len(page.head) - len(foot)
         if room < (LEAST_TABLE_LINES if page.table else 0):
             self._visible_rows = max(1, height - 1)
-            self._top, lines = scrolled_page([*page.head, [], *page.table, *foot], self._top, height)
+            self._top, lines = fmt.scrolled_page([*page.head, [], *page.table, *foot], self._top, height)
             return lines
         self._top = 0
         beside_table = room - 2 - len(page.table)
@@ -118,34 +107,34 @@ class TableView(ListWidget):
         chart = [[], *chart] if chart else []
         return [*page.head, *chart, *self._scrolled_table(page.table, room - len(chart)), *foot]
 
-    def _scrolled_table(self, table: Sequence[Line], room: int) -> list[Line]:
+    def _scrolled_table(self, table: Sequence[fmt.Line], room: int) -> list[fmt.Line]:
         """Return a line that counts the hidden rows, the heading, and the rows in sight."""
         if not table:
             return []
         heading, *rows = table
         self._visible_rows = max(1, min(len(rows), room - 2))
-        self._rows_below = clamp_scroll(self._rows_below, len(rows), self._visible_rows)
+        self._rows_below = fmt.clamp_scroll(self._rows_below, len(rows), self._visible_rows)
         end = len(rows) - self._rows_below
         first = max(0, end - self._visible_rows)
-        words = hidden_words(first, self._rows_below)
-        hidden_line: Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
+        words = fmt.hidden_words(first, self._rows_below)
+        hidden_line: fmt.Line = [(f"more rows: {words}  PgUp PgDn", "key")] if words else []
         return [hidden_line, heading, *rows[first:end]]
 
 
 class TableRow(NamedTuple):
     """A row of a table, with a note below it."""
 
-    sign: Piece
+    sign: fmt.Piece
     cells: Sequence[str]
     note: str = ""
-    tone: Tone = "text"
+    tone: fmt.Tone = "text"
 
 
 LEAST_TEXT_CELLS = 40
 """Cells that the column of texts keeps while there are columns to drop."""
 
 
-def table_lines(header: Sequence[str], rows: Iterable[TableRow], width: int, dropped: Sequence[str]) -> list[Line]:
+def table_lines(header: Sequence[str], rows: Iterable[TableRow], width: int, dropped: Sequence[str]) -> list[fmt.Line]:
     """Return the header and the rows in columns: the first of `dropped` go until the others fit in `width`.
 
     Columns of figures (`FigureHeading`) are aligned to the right; the text of the one other column is cut.
@@ -153,22 +142,22 @@ def table_lines(header: Sequence[str], rows: Iterable[TableRow], width: int, dro
     """
     all_rows = [TableRow((" ", "text"), header, tone="muted"), *rows]
     cells = {title: max(cell_len(row.cells[at]) for row in all_rows) + 2 for at, title in enumerate(header)}
-    [text_title] = [title for title in header if not isinstance(title, FigureHeading)]
+    [text_title] = [title for title in header if not isinstance(title, fmt.FigureHeading)]
     for title in (*dropped, ""):
         room = width - 2 - sum(cells.values()) + cells[text_title]
         if not title or room >= min(cells[text_title], LEAST_TEXT_CELLS):
             break
         del cells[title]
     cells[text_title] = min(cells[text_title], max(12, room))
-    lines: list[Line] = []
+    lines: list[fmt.Line] = []
     for row in all_rows:
         texts = [
-            to_width(text, cells[title] - 2, "right" if isinstance(title, FigureHeading) else "left")
+            fmt.to_width(text, cells[title] - 2, "right" if isinstance(title, fmt.FigureHeading) else "left")
             for title, text in zip(header, row.cells, strict=True)
             if title in cells
         ]
         if not any(row.cells[1:]):
             texts = [row.cells[0]]
         lines.append([(f"{row.sign[0]} ", row.sign[1]), ("  ".join(texts), row.tone)])
-        lines += labelled(("  └ ", "muted"), row.note, width, "muted")
+        lines += fmt.labelled(("  └ ", "muted"), row.note, width, "muted")
     return lines

@@ -15,14 +15,7 @@ import numpy as np
 
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95, pareto_front, spread
-from trainfast_runner.search.best.decide import (
-    LIKELY_CHANCE,
-    WORTHWHILE_LOG_GAIN,
-    WORTHWHILE_PERCENT,
-    BestState,
-    ColdRuns,
-    Difference,
-)
+from trainfast_runner.search.best import decide
 from trainfast_runner.search.best.levers import unused_lever
 from trainfast_runner.search.best.question import MEMORY_LEVERS, changes_training
 from trainfast_runner.search.best_journal import (
@@ -50,7 +43,7 @@ CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
 
 
-def answer_of(state: BestState) -> BestAnswer | None:
+def answer_of(state: decide.BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a running search; None before anything was measured."""
     if state.leader_number is None:
         return None
@@ -60,13 +53,13 @@ def answer_of(state: BestState) -> BestAnswer | None:
     rates = {number: _interval(*log_rate) for number, log_rate in log_rates.items()}
     gain = None
     if best_number == baseline_number:
-        gain = Difference(0.0, 0.0)
+        gain = decide.Difference(0.0, 0.0)
     elif baseline_number in rates and baseline_number not in state.ruled_out:
         gain = cold.difference(best_number, baseline_number)
     half_width = cold.half_width(cold.figures)
     # The gain may be zero, or a rival the best.
     is_open = bool(cold.ties) or (best_number != baseline_number and gain is not None and not gain.is_clear)
-    is_noisy = half_width >= WORTHWHILE_LOG_GAIN and is_open
+    is_noisy = half_width >= decide.WORTHWHILE_LOG_GAIN and is_open
     verdicts = [_verdict(state, number, rates.get(number)) for number in range(len(state.candidates))]
     if is_noisy:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN_REASON)
@@ -101,7 +94,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     )
 
 
-def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateVerdict:
+def _verdict(state: decide.BestState, number: int, rate: Interval | None) -> CandidateVerdict:
     """Return the verdict on a candidate, with its `rate` if it was measured."""
     if number in state.ruled_out:
         return state.ruled_out[number]
@@ -112,15 +105,15 @@ def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateV
     elif number in state.bounds:
         verdict, reason = "bound", state.bounds[number]
     else:
-        reason = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
-        if chance <= LIKELY_CHANCE:
+        reason = f"{chance_text(chance, decimals=1)} chance of being {decide.WORTHWHILE_PERCENT} % better than the best"
+        if chance <= decide.LIKELY_CHANCE:
             verdict = "beaten"
         else:
             reason = f"no time left: {reason}"
     return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
 
 
-def _against_best(cold: ColdRuns, number: int) -> str:
+def _against_best(cold: decide.ColdRuns, number: int) -> str:
     """Return a measured candidate's difference from the best, in words."""
     if number == cold.answer_number:
         return "the best"
@@ -131,7 +124,7 @@ def _against_best(cold: ColdRuns, number: int) -> str:
     return f"{text} by its trial, not confirmed" if difference.mean > 0 else f"{text} against the best"
 
 
-def _percent(difference: Difference) -> Interval:
+def _percent(difference: decide.Difference) -> Interval:
     low, median, high = (100 * math.expm1(difference.mean + shift * difference.half_width) for shift in (-1, 0, 1))
     return Interval(median=median, low=low, high=high)
 
@@ -140,7 +133,7 @@ def _interval(middle: float, half_width: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half_width), high=math.exp(middle + half_width))
 
 
-def _log_rates(state: BestState) -> dict[int, tuple[float, float]]:
+def _log_rates(state: decide.BestState) -> dict[int, tuple[float, float]]:
     """Return the ln samples/s of each measured candidate and half of its interval: by cold runs, else by trials."""
     by_runs: dict[int, list[float]] = {}
     for run in state.cold.measured:
@@ -159,7 +152,7 @@ def _log_rates(state: BestState) -> dict[int, tuple[float, float]]:
     }
 
 
-def _value(state: BestState, number: int) -> Interval | None:
+def _value(state: decide.BestState, number: int) -> Interval | None:
     """Return the objective of a candidate in its unit (seconds for `time`); None if it was not measured."""
     cold, figures = state.cold, state.cold.figures.get(number)
     if figures:
@@ -173,7 +166,7 @@ def _value(state: BestState, number: int) -> Interval | None:
     return _interval(-middle if state.question.objective == "time" else middle, half_width)
 
 
-def _effects(cold: ColdRuns) -> Iterator[Effect]:
+def _effects(cold: decide.ColdRuns) -> Iterator[Effect]:
     """Yield the gain of each value that was run over the baseline's, all else as in the answer or the baseline."""
     state, levels = cold.state, cold.state.levels
     for index, name in enumerate(levels.names):
@@ -195,7 +188,7 @@ def _effects(cold: ColdRuns) -> Iterator[Effect]:
             )
 
 
-def _pair_with_levels(cold: ColdRuns, name: str, level: int, base_level: int) -> tuple[int, int] | None:
+def _pair_with_levels(cold: decide.ColdRuns, name: str, level: int, base_level: int) -> tuple[int, int] | None:
     """Return the best candidate with the two levels of a knob, else the baseline with them; None if neither exists."""
     levels = cold.state.levels
     for number in (cold.answer_number, cold.baseline_number):
@@ -205,7 +198,7 @@ def _pair_with_levels(cold: ColdRuns, name: str, level: int, base_level: int) ->
     return None
 
 
-def _notes(cold: ColdRuns) -> Iterator[str]:
+def _notes(cold: decide.ColdRuns) -> Iterator[str]:
     """Yield sentences on the limits of the claim."""
     state, baseline_number = cold.state, cold.baseline_number
     if baseline_number in state.ruled_out:
@@ -346,7 +339,7 @@ class BestSoFar(BestJournal):
             return [] if self.answer is None else self.answer.verdicts
         if self.ended.state == "cancelled":
             return []  # the same command continues it
-        ruled_out, reason = BestState(self.lines, self.ended.seconds).ruled_out, self.ended.reason
+        ruled_out, reason = decide.BestState(self.lines, self.ended.seconds).ruled_out, self.ended.reason
         return [
             ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
             for number in range(len(self.candidates))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.results.loss_difference import loss_difference
+from trainfast_runner.search import effects
 from trainfast_runner.search.best.levers import MIN_BOUND, PHASES, phase_shares, prior_of
 from trainfast_runner.search.best.question import TOO_LARGE, changes_training, lever_point, oom_verdict, unneeded_levers
 from trainfast_runner.search.best_journal import (
@@ -43,18 +44,6 @@ from trainfast_runner.search.best_journal import (
     ProcessReady,
     Space,
     Trial,
-)
-from trainfast_runner.search.effects import (
-    MIN_TIMED_STEPS,
-    UNTIMED_TRIAL_STEPS,
-    Array,
-    Levels,
-    Measurements,
-    Posterior,
-    ProcessStarts,
-    StepRule,
-    log_rate,
-    reference_of,
 )
 from trainfast_runner.search.journal import EndState
 from trainfast_runner.search.searches import BATCH_KNOBS, KnobsKey, knobs_key, value_text
@@ -80,7 +69,7 @@ MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
 PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
-COLD_RULE = StepRule(min_steps=8, max_steps=60, standard_error=0.007)
+COLD_RULE = effects.StepRule(min_steps=8, max_steps=60, standard_error=0.007)
 """Chosen, not measured: the timed steps of a cold run, and the wanted standard error of their median."""
 CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
@@ -122,7 +111,7 @@ class BestDecision:
     step: BestStep
     needs_new_process: bool = False
     """True for a trial that the warm process cannot take."""
-    step_rule: StepRule = field(default_factory=StepRule)
+    step_rule: effects.StepRule = field(default_factory=effects.StepRule)
     """The steps of a trial or a cold run."""
     end_state: EndState | None = None
     """The state of a search whose step is its end; None for another step."""
@@ -166,7 +155,7 @@ def _trial_of(state: BestState, number: int, reason: str) -> BestDecision:
         least_rate = HOPELESS_SHARE * math.exp(state.posterior.mean[state.leader_number])
         give_up_ms = 1000 * state.candidates[number].samples_per_step / least_rate
     step = BestStep(action="trial", why=reason, candidate_number=number)
-    return BestDecision(step, not state.is_warm[number], StepRule(give_up_ms=give_up_ms))
+    return BestDecision(step, not state.is_warm[number], effects.StepRule(give_up_ms=give_up_ms))
 
 
 def _first_trial(state: BestState) -> BestDecision | None:
@@ -220,7 +209,7 @@ def _trials_end_reason(state: BestState) -> str | None:
 
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
     """Return the decision, or, before the search leaves the warm process, a repeat of its first trial: shows drift."""
-    action, reference = decision.step.action, reference_of(state.warm_trials)
+    action, reference = decision.step.action, effects.reference_of(state.warm_trials)
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
     timed = [trial for trial in state.warm_trials if trial.outcome in TIMED_OUTCOMES]
     repeats = [trial for trial in state.warm_trials if trial.repeats]
@@ -230,7 +219,8 @@ def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDeci
         return decision
     reason = "the first setting measured in this process again: a change would be drift"
     step = BestStep(action="trial", why=reason, candidate_number=reference.candidate_number, repeats=True)
-    return BestDecision(step, step_rule=StepRule(min_steps=max(MIN_TIMED_STEPS, len(reference.step_ms))))
+    min_steps = max(effects.MIN_TIMED_STEPS, len(reference.step_ms))
+    return BestDecision(step, step_rule=effects.StepRule(min_steps=min_steps))
 
 
 def next_cold_run(cold: ColdRuns) -> BestStep | None:
@@ -297,12 +287,12 @@ def _cold_runs(cold: ColdRuns, done: Counter[tuple[int, str]]) -> Iterator[BestS
 class LogGains(NamedTuple):
     """The predicted ln of each candidate's objective over another candidate's: normal distributions."""
 
-    mean: Array
-    deviation: Array
+    mean: effects.Array
+    deviation: effects.Array
 
-    def chance_above(self, log_gain: float) -> Array:
+    def chance_above(self, log_gain: float) -> effects.Array:
         """Return the probability that each gain exceeds `log_gain`."""
-        chances: Array = 0.5 * _erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
+        chances: effects.Array = 0.5 * _erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
         return chances
 
 
@@ -320,7 +310,7 @@ class BestState:
         assert space is not None, "the candidates are listed before the first decision"
         self.question, self.space, self.candidates, self.spent_s = question, space, space.candidates, spent_s
         # Void trials are repeated while the trials have time.
-        self.measured = Measurements(lines, can_repeat=spent_s < (1 - CONFIRMING_SHARE) * question.budget_s)
+        self.measured = effects.Measurements(lines, can_repeat=spent_s < (1 - CONFIRMING_SHARE) * question.budget_s)
         self.counted_trials: dict[int, list[Trial]] = defaultdict(list)
         """The trials that count, by candidate."""
         for trial in self.measured.trials:
@@ -329,8 +319,8 @@ class BestState:
         """`processes` has the number of each candidate's process, an index into `keys`."""
         prior = prior_of(question, space, self.levels.names, self.counted_trials)
         per_joule = question.objective == "samples_per_joule"
-        self.posterior = Posterior(self.levels, prior, self.measured, per_joule=per_joule)
-        starts = ProcessStarts(lines)
+        self.posterior = effects.Posterior(self.levels, prior, self.measured, per_joule=per_joule)
+        starts = effects.ProcessStarts(lines)
         self.switch_s = starts.switch_s
         self.starts_s = np.array([starts.seconds(key) for key in keys])[self.processes]
         """The expected seconds until a process of each candidate takes its first timed step."""
@@ -373,7 +363,7 @@ class BestState:
         return max(measured_numbers, key=self.log_objectives[0].__getitem__, default=None)
 
     @cached_property
-    def log_objectives(self) -> tuple[Array, Array]:
+    def log_objectives(self) -> tuple[effects.Array, effects.Array]:
         """The ln of each candidate's objective by the effects model, and its derivative by the ln rate.
 
         For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
@@ -398,7 +388,7 @@ class BestState:
         return self.log_gains(self.leader_number)
 
     @cached_property
-    def chances(self) -> Array:
+    def chances(self) -> effects.Array:
         """The probability that each candidate is 2 % better than the leader; 0 for all without a leader."""
         if self.leader_number is None:
             return np.zeros(len(self.candidates))
@@ -475,27 +465,27 @@ class BestState:
         return bool(self.is_likely.any() and not (self.is_likely & self.is_affordable).any())
 
     @cached_property
-    def improvements_per_s(self) -> Array:
+    def improvements_per_s(self) -> effects.Array:
         """The expected improvement of each candidate in ln of the objective, per second of its cost."""
         mean, deviation = self.gains
         density = np.exp(-0.5 * (mean / deviation) ** 2) / math.sqrt(2 * math.pi)
-        improvements: Array = (mean * self.gains.chance_above(0.0) + deviation * density) / self.costs_s
+        improvements: effects.Array = (mean * self.gains.chance_above(0.0) + deviation * density) / self.costs_s
         return improvements
 
     @cached_property
-    def step_s(self) -> Array:
+    def step_s(self) -> effects.Array:
         """The expected seconds of each candidate's step; at the highest measured rate if the model is of joules."""
-        log_rates: Array | float = self.posterior.mean
+        log_rates: effects.Array | float = self.posterior.mean
         if self.question.objective == "samples_per_joule":
-            log_rates = max((log_rate(trial) or 0.0 for trial in self.measured.trials), default=0.0)
-        seconds: Array = self._samples / np.exp(log_rates)
+            log_rates = max((effects.log_rate(trial) or 0.0 for trial in self.measured.trials), default=0.0)
+        seconds: effects.Array = self._samples / np.exp(log_rates)
         return seconds
 
     @cached_property
-    def costs_s(self) -> Array:
+    def costs_s(self) -> effects.Array:
         """The expected seconds of each trial: its steps, and the start of a process if it needs a new one."""
-        steps = UNTIMED_TRIAL_STEPS + StepRule().steps_at(self.measured.step_deviation)
-        costs: Array = steps * self.step_s + self.switch_s + np.where(self.is_warm, 0.0, self.starts_s)
+        steps = effects.UNTIMED_TRIAL_STEPS + effects.StepRule().steps_at(self.measured.step_deviation)
+        costs: effects.Array = steps * self.step_s + self.switch_s + np.where(self.is_warm, 0.0, self.starts_s)
         return costs
 
     def most_promising(self, among: BoolArray) -> int:
@@ -531,18 +521,18 @@ class BestState:
 
 
 @lru_cache(maxsize=1)
-def _layout_of(space: Space) -> tuple[Levels, list[KnobsKey], NDArray[np.int_]]:
+def _layout_of(space: Space) -> tuple[effects.Levels, list[KnobsKey], NDArray[np.int_]]:
     """Return the levels, the processes, and the process of each candidate: made once, as they take half a decision."""
     keys = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return (
-        Levels([candidate.knobs for candidate in space.candidates]),
+        effects.Levels([candidate.knobs for candidate in space.candidates]),
         [*numbers],
         np.array([numbers[key] for key in keys]),
     )
 
 
-def _rulings(space: Space, journal: BestJournal, levels: Levels) -> Iterator[CandidateVerdict]:
+def _rulings(space: Space, journal: BestJournal, levels: effects.Levels) -> Iterator[CandidateVerdict]:
     """Yield the verdicts that rule a candidate out; a candidate may have several."""
 
     def ruling(number: int, verdict: str, reason: str, excess_bytes: int | None = None) -> CandidateVerdict:
@@ -606,7 +596,7 @@ def _other_losses(space: Space, journal: BestJournal) -> Iterator[tuple[int, str
 
 
 def _failed_values(
-    failed: Mapping[int, Attempt], timed_numbers: Collection[int], levels: Levels
+    failed: Mapping[int, Attempt], timed_numbers: Collection[int], levels: effects.Levels
 ) -> Iterator[tuple[int, str, str]]:
     """Yield the candidates with the knob values that two failed candidates share and no timed one has."""
     timed_pairs = {pair for number in timed_numbers for pair in enumerate(levels.points[number])}

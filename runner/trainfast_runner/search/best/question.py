@@ -31,6 +31,7 @@ from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import searches
 from trainfast_runner.search.best_journal import (
     SEARCH_OBJECTIVES,
     UNNAMED_REASON,
@@ -42,19 +43,7 @@ from trainfast_runner.search.best_journal import (
 )
 from trainfast_runner.search.effects import MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.predicted_speed import traced_parts_s
-from trainfast_runner.search.searches import (
-    BATCH_KNOBS,
-    MESH_KNOBS,
-    ScriptPlanner,
-    SearchOptions,
-    candidate_spec,
-    key_of_question,
-    limits_of,
-    open_search,
-    script_planner,
-    share_of_free,
-    takes_warm_trials,
-)
+from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS
 from trainfast_runner.settings.compatibility import EVERY_MODELS_ATTENTION, Facts, check
 from trainfast_runner.settings.device_counts import (
     chosen_gpus,
@@ -98,7 +87,7 @@ class Survey:
 
     def run_of(self, knobs: KnobValues) -> RunSpec:
         """Return the run with these knobs."""
-        return candidate_spec(self.spec, knobs)
+        return searches.candidate_spec(self.spec, knobs)
 
     def refusal(self, run: RunSpec) -> UserError | None:
         """Return the error of a run that cannot start here; None when it can."""
@@ -281,7 +270,7 @@ def lever_point(knobs: KnobValues) -> KnobValues:
 def _candidate(survey: Survey, knobs: KnobValues) -> Candidate:
     run = survey.run_of(knobs)
     refusal = survey.refusal(run)
-    is_warm = not survey.is_script and takes_warm_trials(run.knobs)
+    is_warm = not survey.is_script and searches.takes_warm_trials(run.knobs)
     return Candidate(
         knobs=knobs,
         process_knobs={
@@ -372,7 +361,7 @@ class BestPlan:
     """The candidates, without predictions."""
     facts: Facts | None = None
     """Facts that the compatibility rules of a preset's model use."""
-    plan_script_run: ScriptPlanner | None = None
+    plan_script_run: searches.ScriptPlanner | None = None
     """Plans the run of a script with further knobs; None for a preset's model."""
 
     @property
@@ -462,7 +451,8 @@ class BestPlan:
             prediction = model.predict(spec, candidate.world_size)
             needed_bytes = prediction.total_bytes + (prediction.context_bytes or 0)
             if plan.device == CPU and (limit_bytes is None or candidate.world_size * limit_bytes > free_bytes):
-                limit: int | None = share_of_free(free_bytes, candidate.world_size)  # all ranks share the free memory
+                # All ranks share the free memory.
+                limit: int | None = searches.share_of_free(free_bytes, candidate.world_size)
             else:
                 limit = lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
             figures: dict[str, Any] = {"predicted_bytes": needed_bytes}
@@ -541,7 +531,7 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
     spec = replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
-    plan = planning.plan_run(candidate_spec(spec, {}), python)
+    plan = planning.plan_run(searches.candidate_spec(spec, {}), python)
     _check_request(request, plan)
     inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"])
     machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
@@ -578,7 +568,7 @@ def plan_script_best(
     preset: ScriptPreset, settings: Sequence[str], request: BestRequest, python: str | None = None
 ) -> BestPlan:
     """Check a question about a script against this machine. Raises UserError; starts nothing."""
-    plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
+    plan_script_run = searches.script_planner(preset, settings, python, SET_BY_A_SEARCH)
     plan = plan_script_run({"steps": MIN_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     _check_request(request, plan)
     named = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
@@ -602,7 +592,8 @@ def plan_script_best(
     _check_answerable(request, [*named], preset)
     has_batch = all(name in named for name in BATCH_KNOBS)
     entries = [KNOBS_BY_NAME[name] for name in named if has_batch or name not in BATCH_KNOBS]
-    question = _question(plan.spec, survey, plan, request, limits_of(plan).by_rank, entries, has_batch=has_batch)
+    limits_bytes = searches.limits_of(plan).by_rank
+    question = _question(plan.spec, survey, plan, request, limits_bytes, entries, has_batch=has_batch)
     if not request.vary:
         left_alone = question.left_alone | _unnamed_knobs(preset, [*named])
         question = msgspec.structs.replace(question, left_alone=left_alone)
@@ -779,13 +770,13 @@ def _has_several_devices(survey: Survey, strategy: KnobValue) -> bool:
     return survey.count(world_size, survey.run_of({"strategy": strategy})) > 1
 
 
-def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
+def open_best(best_plan: BestPlan, home: Home, options: searches.SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written."""
-    return open_search(best_plan.question, best_key(best_plan), home, options)
+    return searches.open_search(best_plan.question, best_key(best_plan), home, options)
 
 
 def best_key(best_plan: BestPlan) -> str:
     """Return the key of a question, with its varied values."""
     question = best_plan.question
     asked = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
-    return key_of_question(question, best_plan.plan, best_plan.survey.machine.gpus, SET_BY_A_SEARCH, asked)
+    return searches.key_of_question(question, best_plan.plan, best_plan.survey.machine.gpus, SET_BY_A_SEARCH, asked)
