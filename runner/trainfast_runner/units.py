@@ -22,11 +22,6 @@ def gibibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:,.1f} GiB"
 
 
-def process_memory(size_bytes: float) -> str:
-    """Memory of a process on a device, as in a table of processes: `300 MiB`, `8.0 GiB`."""
-    return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
-
-
 def compared_size(size_bytes: float) -> str:
     """A size beside another that it may nearly equal, as a peak and its limit: `2,048 MiB`, `39.5 GiB`.
 

@@ -10,7 +10,7 @@ from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
-from trainfast_runner.units import process_memory
+from trainfast_runner.units import gibibytes, mebibytes
 
 BUSY_PERCENT = 50
 """GPU utilization from which a lower PCIe generation does not save power."""
@@ -132,7 +132,8 @@ class DeviceEvents:
 def _process_event(index: int, t_ns: int, change: str, process: DeviceProcess) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
     pid, used_bytes, kind = process.pid, process.memory_used_bytes, "foreign_process"
-    memory = "" if used_bytes is None else f" with {process_memory(used_bytes)}"
+    in_words = gibibytes if (used_bytes or 0) >= 2**30 else mebibytes
+    memory = "" if used_bytes is None else f" with {in_words(used_bytes)}"
     label = f"process {pid} of the host"
     if sees_host_pids():
         label = f"{stat.name if (stat := read_stat(pid)) else 'a process'} (pid {pid})"

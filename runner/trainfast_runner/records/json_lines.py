@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from trainfast_runner.worker.shared.host import make_private
+from trainfast_runner.worker.shared.process import LineFile
 
 T = TypeVar("T")
 
@@ -138,24 +139,18 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = -1
-        self._encoder = msgspec.json.Encoder()
-        self._torn = False
+        self._file: LineFile | None = None
 
     def write(self, record: msgspec.Struct) -> None:
         """Append one line; None fields become null. The line after one cut short begins on a line of its own."""
-        if self._fd < 0:
-            self._fd = open_to_append(self._path)
-        line = (b"\n" if self._torn else b"") + self._encoder.encode(record) + b"\n"
-        self._torn = os.write(self._fd, line) < len(line)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._file = self._file or LineFile(str(self._path))
+        self._file.write_text(msgspec.json.encode(record).decode() + "\n")
 
     def close(self) -> None:
         """Close the file. Does nothing when it is closed."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def open_to_append(path: Path) -> int:

@@ -77,8 +77,6 @@ UNDER_LIMIT: Final = "limit"
 """The role of a cold run under `memory_limit`, which shows whether a candidate fits."""
 ColdRole = Literal["race", "confirm", "turn_back", "limit"]
 """The `role` of a `ColdRun`, and the action that starts the run."""
-BestAction = Literal["trial", "end"] | ColdRole
-"""The `action` of a `BestStep`."""
 AttemptOutcome = Literal["measured", "slow", "oom", "failed", "void", "incompatible"]
 """The `outcome` of a trial or a cold run.
 
@@ -274,7 +272,7 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason."""
 
     action: str
-    """A `BestAction`."""
+    """trial, end, or a `ColdRole`."""
     candidate_number: int | None = msgspec.field(default=None, name="candidate")
     knob: str | None = None
     """The knob that a turn_back run turns back; None for another step."""

@@ -5,7 +5,6 @@ A conductor holds its search's lock, takes the steps that the search decides, an
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import threading
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -41,7 +40,7 @@ PlanT = TypeVar("PlanT")
 EndedT = TypeVar("EndedT", bound=journal.SearchEnded)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SearchCaller:
     """Callbacks and start time that the caller of a search gives."""
 

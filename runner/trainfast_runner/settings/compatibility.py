@@ -31,7 +31,7 @@ from trainfast_runner.settings.knob_values import (
     whole_number,
 )
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
-from trainfast_runner.settings.precisions import PRECISIONS, has_capability
+from trainfast_runner.settings.precisions import PRECISIONS, PrecisionEntry, has_capability
 from trainfast_runner.settings.spec import RunSpec, offload_folder
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, cpu_processes, mebibytes
 from trainfast_runner.worker import catalog
@@ -132,6 +132,11 @@ def _devices(facts: Facts) -> Refusals:
         yield refusal("strategy", sentence, f"strategy={several} with devices={asked}, or devices=1")
 
 
+def _levers_instead(facts: Facts) -> list[tuple[str, catalog.LeverValue, str]]:
+    """The lever, its value, and the setting to take instead, of each that is not plain."""
+    return [(entry.name, value, entry.instead(value)) for entry, value in facts.levers]
+
+
 def _hardware(facts: Facts) -> Refusals:
     """A precision or a strategy that the devices asked for do not have."""
     strategy, asked = facts.strategy, facts.knobs["devices"]
@@ -140,21 +145,18 @@ def _hardware(facts: Facts) -> Refusals:
     if facts.on_cpu and precision.needs_gpus_reason:
         sentence = f"precision={precision.name} {precision.needs_gpus_reason} and this run is on the CPU"
         yield refusal("precision", sentence, "precision=fp32 or precision=bf16")
+    other = "bf16" if precision.min_compute_capability > (8, 0) else "fp16"
+    asked_values: list[tuple[str, PrecisionEntry | catalog.LeverValue, str]]
+    asked_values = [("precision", precision, f"precision={other}"), *_levers_instead(facts)]
     for gpu in gpus:
-        if not precision.runs_on(gpu.compute_capability):
-            least = ".".join(map(str, precision.min_compute_capability))
-            other = "bf16" if precision.min_compute_capability > (8, 0) else "fp16"
-            needs = f"precision={precision.name} needs compute capability {least} or later"
-            has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
-            yield refusal("precision", f"{needs} and {has}", f"precision={other}")
-        for entry, value in facts.levers:
+        for knob, value, instead in asked_values:
             if not has_capability(gpu.compute_capability, value.min_compute_capability):
                 least = ".".join(map(str, value.min_compute_capability))
-                needs = f"{entry.name}={value.name} needs compute capability {least} or later"
+                needs = f"{knob}={value.name} needs compute capability {least} or later"
                 has = f"GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}"
-                yield refusal(entry.name, f"{needs} and {has}", entry.instead(value))
-        if strategy.needs_gpu_index and is_instance(gpu.uuid):
-            # DeepSpeed looks up the GPU by its index.
+                yield refusal(knob, f"{needs} and {has}", instead)
+        if strategy.zero_stage in (1, 2) and is_instance(gpu.uuid):
+            # DeepSpeed asks for the GPU's free memory by its index (stage_1_and_2.py; stage 3 does not ask).
             instance = f"devices={asked or 1} is the MIG instance {gpu.uuid} of {VISIBLE_DEVICES}"
             sentence = f"strategy={strategy.name} needs a GPU with an index, and {instance}"
             yield refusal("strategy", sentence, f"strategy={'zero3-offload' if strategy.offloads else 'zero3'}")
@@ -173,12 +175,15 @@ def _hardware(facts: Facts) -> Refusals:
         yield refusal("devices", f"{needs}, and devices={asked or 'auto'} is one", instead)
 
 
-def _optimizer_on_a_cpu(facts: Facts) -> Refusals:
-    """An optimizer that needs a GPU."""
+def _entries_on_a_cpu(facts: Facts) -> Refusals:
+    """An optimizer, and levers, that need a GPU."""
     optimizer = facts.optimizer
-    if facts.on_cpu and optimizer.needs_gpus_reason:
-        sentence = f"optimizer={optimizer.name} {optimizer.needs_gpus_reason}, and this run is on the CPU"
-        yield refusal("optimizer", sentence, f"optimizer={optimizer.fallback}")
+    asked_values: list[tuple[str, catalog.OptimizerEntry | catalog.LeverValue, str]]
+    asked_values = [("optimizer", optimizer, f"optimizer={optimizer.fallback}"), *_levers_instead(facts)]
+    for knob, value, instead in asked_values if facts.on_cpu else ():
+        if value.needs_gpus_reason:
+            sentence = f"{knob}={value.name} {value.needs_gpus_reason}, and this run is on the CPU"
+            yield refusal(knob, sentence, instead)
 
 
 def _link_on_a_cpu(facts: Facts) -> Refusals:
@@ -257,14 +262,6 @@ def _programs(facts: Facts) -> Refusals:
     if mode != "off" and not engine.compiles:
         instead = f"compile=off, or compile={mode} with engine={engine.fallback}"
         yield refusal("compile", f"engine={engine.name} does not take compile={mode}", instead)
-
-
-def _levers_on_a_cpu(facts: Facts) -> Refusals:
-    """Levers that need a GPU."""
-    for entry, value in facts.levers if facts.on_cpu else ():
-        if value.needs_gpus_reason:
-            sentence = f"{entry.name}={value.name} {value.needs_gpus_reason}, and this run is on the CPU"
-            yield refusal(entry.name, sentence, entry.instead(value))
 
 
 def _levers_and_programs(facts: Facts) -> Refusals:
@@ -675,11 +672,10 @@ def _warmup(facts: Facts) -> Refusals:
 
 DEVICE_RULES: tuple[Rules, ...] = (_devices, _hardware)
 """Rules that look at devices only, and at what they compute with."""
-VALUE_RULES: tuple[Rules, ...] = (_hardware, _optimizer_on_a_cpu, _link_on_a_cpu, _levers_on_a_cpu)
+VALUE_RULES: tuple[Rules, ...] = (_hardware, _entries_on_a_cpu, _link_on_a_cpu)
 """Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
 KNOB_RULES: tuple[Rules, ...] = (
-    *(_ranks, _micro_batches, _expert_degree, _programs, _optimizer_on_a_cpu),
-    *(_levers_on_a_cpu, _levers_and_programs),
+    *(_ranks, _micro_batches, _expert_degree, _programs, _entries_on_a_cpu, _levers_and_programs),
 )
 """Rules that look at knobs and the number of devices: no other model, GPU or package would help."""
 MODEL_RULES: tuple[Rules, ...] = (

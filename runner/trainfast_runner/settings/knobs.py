@@ -36,7 +36,6 @@ from trainfast_runner.worker.catalog import (
     WITH_ADAPTERS,
     LeverEntry,
     OptimizerEntry,
-    searched_values,
     strategies_obeying,
 )
 
@@ -59,6 +58,7 @@ def _lever_knob(entry: LeverEntry) -> Knob:
     """The knob of a lever, in the words of its entry."""
     values = {value.name: value for value in entry.values}
     alike = tuple(name for name, value in values.items() if value.tolerance is not None)
+    tried = tuple(name for name, value in values.items() if value.is_searched and name != entry.plain)
     return Knob(
         entry.name,
         Choice(tuple(values)),
@@ -71,7 +71,7 @@ def _lever_knob(entry: LeverEntry) -> Knob:
         equivalent_values="all" if len(alike) == len(values) else alike,
         changes_in_warm_process=entry.changes_in_warm_process,
         needs_new_process_for=tuple(name for name, value in values.items() if value.needs_process),
-        search_values=searched_values(entry),
+        search_values=(entry.plain, *tried) if tried else (),
         min_gpus=int(all(value.needs_gpus_reason for value in entry.values[1:])),
     )
 

@@ -33,7 +33,8 @@ def main(run_dir: str) -> None:
     if NODE_VARIABLE in os.environ:
         # If torchrun's agent is killed, its ranks must not train on alone.
         die_with_parent()
-    hold_alive_lock(folder)
+    # Shared, for the life of this process: the descriptor is never closed.
+    fcntl.flock(os.open(folder / ALIVE_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
     log = WorkerLog(folder, rank)
     log.write(
         "started",
@@ -72,10 +73,3 @@ def main(run_dir: str) -> None:
         code = EXIT_FAILED
     log.settle()
     exit_now(code)
-
-
-def hold_alive_lock(run_dir: Path) -> int:
-    """Take the run's shared lock for the life of this process; return the descriptor, which is never closed."""
-    fd = os.open(run_dir / ALIVE_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd

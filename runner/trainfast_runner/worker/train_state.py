@@ -20,8 +20,8 @@ from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .levers import actual_fields as lever_fields
 from .levers import float8, head_loss
+from .levers.blocks import compiled_blocks
 from .levers.checkpointing import recomputed_share
-from .levers.compilation import compiled_blocks
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
 from .model.build import CompileWatch, attention_of, attention_reason, build_model, check_adapters, check_header, unwrap

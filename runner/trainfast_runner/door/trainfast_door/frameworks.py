@@ -154,8 +154,7 @@ def _knobs_of_trainer(model: Any, loader: Any, run: ScriptRun) -> dict[str, Any]
     is_checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in modules)
     if is_checkpointed != (run.ran["checkpointing"] != "off"):
         knobs["checkpointing"] = "full" if is_checkpointed else "off"
-    functions = (getattr(module.forward, "__func__", None) for module in modules)
-    if not any(getattr(function, "__module__", "").startswith("liger_kernel") for function in functions):
+    if not _catalog().has_liger_kernels(modules):
         # Liger only logs that it does not know the model.
         knobs |= {"kernels": "off", "loss": "full"}
     return knobs

@@ -71,7 +71,7 @@ from trainfast_runner.worker.catalog import LEVERS, STRATEGIES
 
 MAX_CANDIDATES = 5000
 """A search has at most this many candidates."""
-MEMORY_LEVERS = tuple(name for name, entry in LEVERS.items() if entry.saves_memory)
+MEMORY_LEVERS = tuple(name for name, entry in LEVERS.items() if entry.group == "memory" and entry.is_traced)
 """Levers that are worth their time only where the plain value does not fit."""
 
 
@@ -315,12 +315,6 @@ def oom_verdict(reason: str, candidate: Candidate) -> str:
     return reason if predicted_bytes is None else f"{reason}; predicted {mebibytes(predicted_bytes)}"
 
 
-def excess_text(needed_bytes: int, excess_bytes: int) -> str:
-    """Return the text of a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
-    limit = mebibytes(needed_bytes - excess_bytes)
-    return f"needs {mebibytes(needed_bytes)} of {limit}: {mebibytes(excess_bytes)} too large"
-
-
 def unneeded_levers(
     question: BestQuestion, candidates: Sequence[Candidate], unfit: Collection[int] = ()
 ) -> dict[int, str]:
@@ -391,11 +385,9 @@ class BestPlan:
         Models are traced until `cancelled` is set.
         """
         assert self.facts is not None, "the memory of a script is unknown"
-        plan, space = self.plan, self.space
-        if (survey := self._asking_the_model()) is not self.survey:
-            space = _space_of(self.question, survey)
-        for changed_count in range(len(MEMORY_LEVERS) + 1):
-            space = self._with_predictions(space, changed_count, cancelled, ceiling)
+        plan, survey = self.plan, self._asking_the_model()
+        space = self.space if survey is self.survey else _space_of(self.question, survey)
+        space = self._with_predictions(space, cancelled, ceiling)
         candidate, share = space.candidates[space.baseline_number], None
         model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
         baseline = self.survey.run_of(candidate.knobs)
@@ -411,9 +403,7 @@ class BestPlan:
         added = added if len(known) + len(added) <= MAX_CANDIDATES else []
         candidates = [*space.candidates, *(_candidate(survey, knobs) for knobs in added)]
         space = msgspec.structs.replace(space, candidates=candidates, around=[*space.around, number])
-        for changed_count in range(len(MEMORY_LEVERS) + 1 if self.facts is not None else 0):
-            space = self._with_predictions(space, changed_count, cancelled, ceiling)
-        return space
+        return space if self.facts is None else self._with_predictions(space, cancelled, ceiling)
 
     def _asking_the_model(self) -> Survey:
         """Return the survey whose check knows the model's own kernels, if some value of `attention` needs them."""
@@ -423,27 +413,34 @@ class BestPlan:
         inspected = warm_python.inspect(self.plan.python, spec.model, spec.data["objective"], attention=True)
         return replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
 
-    def _with_predictions(
-        self, space: Space, changed_count: int, cancelled: threading.Event, ceiling: Ceiling | None
-    ) -> Space:
-        """Return the space with predictions of the baseline, and of what has and needs so many `MEMORY_LEVERS`."""
-        plan, unneeded = self.plan, unneeded_levers(self.question, space.candidates)
-        specs = {
-            number: spec
-            for number, spec in self.survey.legal_specs(space).items()
-            if spec.knobs["strategy"] in PREDICTED_STRATEGIES
-            and space.candidates[number].predicted_bytes is None
-            and (number not in unneeded or number == space.baseline_number)
-            and sum(spec.knobs[name] != LEVERS[name].plain for name in MEMORY_LEVERS) == changed_count
-        }
-        with suppress(ProgramCancelled, UserError):  # candidates without a model are tried unpredicted
-            wanted, gpus = [*specs.values()], plan.device_uuids
-            for _ in trace_models(wanted, plan.device, plan.python, cancelled=cancelled, gpus=gpus):
-                pass  # the model is in the cache now, or cannot be traced
+    def _with_predictions(self, space: Space, cancelled: threading.Event, ceiling: Ceiling | None) -> Space:
+        """Return the space with predictions of the baseline, and of each candidate that needs its `MEMORY_LEVERS`.
+
+        Those with fewer levers come first, as they tell whether one more is needed.
+        """
+        plan, candidates = self.plan, list(space.candidates)
+        unpredicted: list[dict[int, RunSpec]] = [{} for _ in range(len(MEMORY_LEVERS) + 1)]
+        for number, spec in self.survey.legal_specs(space).items():
+            if spec.knobs["strategy"] in PREDICTED_STRATEGIES and candidates[number].predicted_bytes is None:
+                unpredicted[sum(spec.knobs[name] != LEVERS[name].plain for name in MEMORY_LEVERS)][number] = spec
+        for specs in unpredicted:
+            unneeded = unneeded_levers(self.question, candidates).keys() - {space.baseline_number}
+            specs = {number: spec for number, spec in specs.items() if number not in unneeded}
+            with suppress(ProgramCancelled, UserError):  # candidates without a model are tried unpredicted
+                wanted, gpus = [*specs.values()], plan.device_uuids
+                for _ in trace_models(wanted, plan.device, plan.python, cancelled=cancelled, gpus=gpus):
+                    pass  # the model is in the cache now, or cannot be traced
+            self._predict(candidates, specs, space.baseline_number, ceiling)
+        return msgspec.structs.replace(space, candidates=candidates)
+
+    def _predict(
+        self, candidates: list[Candidate], specs: Mapping[int, RunSpec], baseline_number: int, ceiling: Ceiling | None
+    ) -> None:
+        """Put the predictions of the traced ones of `specs` into `candidates`."""
+        plan = self.plan
         model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
         limit_bytes = min(plan.memory_limit_bytes or (), default=None)
         free_bytes = read_host_free_bytes() if plan.device == CPU else 0
-        candidates = list(space.candidates)
         for number, spec in specs.items():
             if (model := model_of(spec)) is None:
                 continue
@@ -462,10 +459,11 @@ class BestPlan:
             if limit is not None and needed_bytes > limit:
                 figures["excess_bytes"] = excess_bytes = needed_bytes - limit
                 # The baseline is tried all the same: its run shows the error of the prediction.
-                if number != space.baseline_number:
-                    figures |= {"excluded_as": TOO_LARGE, "reason": excess_text(needed_bytes, excess_bytes)}
+                if number != baseline_number:
+                    needs = f"needs {mebibytes(needed_bytes)} of {mebibytes(limit)}"
+                    reason = f"{needs}: {mebibytes(excess_bytes)} too large"
+                    figures |= {"excluded_as": TOO_LARGE, "reason": reason}
             candidates[number] = msgspec.structs.replace(candidate, **figures)
-        return msgspec.structs.replace(space, candidates=candidates)
 
 
 def attention_share(config: Mapping[str, Any], spec: RunSpec, model: MemoryModel) -> float | None:

@@ -16,8 +16,8 @@ from .levers import WITH_ADAPTERS as WITH_ADAPTERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue
 from .levers import compile_mode as compile_mode
+from .levers import has_liger_kernels as has_liger_kernels
 from .levers import lever_packages
-from .levers import searched_values as searched_values
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import OptimizerEntry as OptimizerEntry
 from .optimizers import nearest_optimizer as nearest_optimizer

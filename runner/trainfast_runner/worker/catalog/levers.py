@@ -8,7 +8,8 @@ rules of compatibility, the exports, a best-fit search and the verdict on what r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 TrainerFields = tuple[tuple[str, object], ...]
 
@@ -95,11 +96,6 @@ class LeverEntry:
         """Name of the plain value."""
         return self.values[0].name
 
-    @property
-    def saves_memory(self) -> bool:
-        """True if its other values are worth their time only where the plain one does not fit."""
-        return self.group == "memory" and self.is_traced
-
     def instead(self, value: LeverValue) -> str:
         """The setting to take where this value cannot run."""
         return f"{self.name}={value.fallback or self.plain}"
@@ -118,42 +114,38 @@ _TRITON = "runs Triton kernels"
 _USE_LIGER: TrainerFields = (("use_liger_kernel", True),)
 """`liger_kernel_config`, which belongs to both knobs, is made with the other fields."""
 
+_CHUNKED = LeverValue(
+    name="chunked",
+    path="head_loss:chunk_loss",
+    what="an eighth of the tokens at a time, whose logits the backward computes again",
+    speed="chunked costs one more product with the vocabulary: worth it where the memory buys a larger batch,"
+    " a loss for a small vocabulary or few tokens",
+    memory="chunked never has all logits: with a vocabulary of 32,000 or more they are most of the peak",
+    tolerance=1e-5,
+    objectives=("causal-lm", "masked-lm", "seq2seq"),
+    families=_HEADS_IN_CHUNKS,
+    strategies=_WHOLE_HEADS,
+    engines=("native", "accelerate"),
+    is_searched=True,
+)
 LOSS = LeverEntry(
     name="loss",
     group="memory",
     what="How the logits become a loss.",
     values=(
         LeverValue(name="full", what="all logits at once", trainer_fields=()),
-        LeverValue(
-            name="chunked",
-            path="head_loss:chunk_loss",
-            what="an eighth of the tokens at a time, whose logits the backward computes again",
-            speed="chunked costs one more product with the vocabulary: worth it where the memory buys a larger batch,"
-            " a loss for a small vocabulary or few tokens",
-            memory="chunked never has all logits: with a vocabulary of 32,000 or more they are most of the peak",
-            tolerance=1e-5,
-            objectives=("causal-lm", "masked-lm", "seq2seq"),
-            families=_HEADS_IN_CHUNKS,
-            strategies=_WHOLE_HEADS,
-            engines=("native", "accelerate"),
-            is_searched=True,
-        ),
-        LeverValue(
+        _CHUNKED,
+        replace(
+            _CHUNKED,
             name="liger",
             path="head_loss:fuse_loss",
             what="is chunked by one Triton kernel of liger-kernel, which computes the gradients in the forward",
             speed="liger needs no product again; with a small vocabulary its kernels cost more than they save",
             memory="liger never has all logits either, but the gradient of the head's weight from the forward on",
-            tolerance=1e-5,
-            objectives=("causal-lm", "masked-lm", "seq2seq"),
-            families=_HEADS_IN_CHUNKS,
-            strategies=_WHOLE_HEADS,
-            engines=("native", "accelerate"),
             needs_gpus_reason=_TRITON,
             package="liger-kernel",
             trainer_fields=_USE_LIGER,
             untraced="the buffers of Liger's loss, which is traced as chunked",
-            is_searched=True,
         ),
     ),
     actual="loss_function",
@@ -272,14 +264,26 @@ COMPILE = LeverEntry(
         ),
     ),
     is_traced=False,
-    reads="compilation",
+    reads="blocks",
     same_as=("torch_compile", "dynamo_backend", ""),
     changes_in_warm_process=False,
     redraws_dropout=True,
 )
 
 _KERNEL = "attention_kernel:choose"
-_GPU_KERNEL = "is a GPU kernel"
+_FLASH = LeverValue(
+    name="flash",
+    path=_KERNEL,
+    what="the package flash-attn (fp16 or bf16)",
+    tolerance=1e-2,
+    needs_gpus_reason="is a GPU kernel",
+    fallback="sdpa",
+    halves_on_gpus=True,
+    min_compute_capability=(8, 0),
+    package="flash-attn",
+    install="flash-attn --no-build-isolation",
+    is_searched=True,
+)
 ATTENTION = LeverEntry(
     name="attention",
     group="compute",
@@ -310,18 +314,14 @@ ATTENTION = LeverEntry(
             halves_on_gpus=True,
             min_compute_capability=(8, 0),
         ),
-        LeverValue(
+        replace(
+            _FLASH,
             name="sdpa-cudnn",
-            path=_KERNEL,
             what="cuDNN's, in fp16 and bf16",
             speed="sdpa-cudnn can be the fastest on Hopper, and slower than sdpa-flash on an A100",
-            tolerance=1e-2,
-            needs_gpus_reason=_GPU_KERNEL,
-            fallback="sdpa",
-            halves_on_gpus=True,
-            min_compute_capability=(8, 0),
+            package=None,
+            install="",
             versions=(("torch", "2.5"),),
-            is_searched=True,
         ),
         LeverValue(
             name="sdpa-efficient",
@@ -329,36 +329,19 @@ ATTENTION = LeverEntry(
             what="xFormers', also in fp32 and with a mask",
             speed="sdpa-efficient is torch's choice where flash has no kernel, and slower where it has",
             tolerance=1e-3,
-            needs_gpus_reason=_GPU_KERNEL,
+            needs_gpus_reason=_FLASH.needs_gpus_reason,
             fallback="sdpa",
         ),
-        LeverValue(
-            name="flash",
-            path=_KERNEL,
-            what="the package flash-attn (fp16 or bf16)",
-            tolerance=1e-2,
-            needs_gpus_reason=_GPU_KERNEL,
-            fallback="sdpa",
-            halves_on_gpus=True,
-            min_compute_capability=(8, 0),
-            package="flash-attn",
-            install="flash-attn --no-build-isolation",
-            is_searched=True,
-        ),
-        LeverValue(
+        _FLASH,
+        replace(
+            _FLASH,
             name="flash-3",
-            path=_KERNEL,
             what="its third version, for Hopper, built from its source",
             speed="kernels differ most on long sequences, and little below 2,048 tokens",
-            tolerance=1e-2,
-            needs_gpus_reason=_GPU_KERNEL,
-            fallback="sdpa",
-            halves_on_gpus=True,
             min_compute_capability=(9, 0),
             package="flash_attn_3",
             install="--no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
             versions=(("transformers", "4.54"),),
-            is_searched=True,
         ),
     ),
     actual="attention_kernel",
@@ -488,10 +471,10 @@ LEVERS = {entry.name: entry for entry in (METHOD, CHECKPOINTING, LOSS, ATTENTION
 """All levers, by name, in the order in which they change a model."""
 
 
-def searched_values(entry: LeverEntry) -> tuple[str, ...]:
-    """Values that a best-fit search tries unless told otherwise, the plain one first; empty without another."""
-    tried = [value.name for value in entry.values if value.is_searched and value.name != entry.plain]
-    return (entry.plain, *tried) if tried else ()
+def has_liger_kernels(modules: Iterable[Any]) -> bool:
+    """True if liger-kernel has replaced the forward of one of these live modules."""
+    functions = (getattr(module.forward, "__func__", None) for module in modules)
+    return any(getattr(function, "__module__", "").startswith("liger_kernel") for function in functions)
 
 
 def lever_packages() -> Iterable[str]:

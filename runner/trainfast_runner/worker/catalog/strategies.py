@@ -90,11 +90,6 @@ class StrategyEntry:
         """True if DeepSpeed runs the strategy."""
         return self.zero_stage is not None
 
-    @property
-    def needs_gpu_index(self) -> bool:
-        """True if DeepSpeed asks for the GPU's free memory by its index (stage_1_and_2.py; stage 3 does not ask)."""
-        return self.zero_stage in (1, 2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEntry:

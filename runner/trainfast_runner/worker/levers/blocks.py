@@ -1,6 +1,8 @@
-"""The blocks of a model: the layers that repeat, whose lists nothing else repeats."""
+"""The blocks of a model: the layers that repeat, whose lists nothing else repeats, and those compiled in place."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import nn
 
@@ -15,3 +17,13 @@ def outermost_blocks(model: nn.Module) -> list[nn.Module]:
             # One object may be listed under two names.
             blocks += [block for block in module if all(block is not other for other in blocks)]
     return blocks
+
+
+def compiled_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that torch.compile has compiled in place."""
+    return [module for module in model.modules() if getattr(module, "_compiled_call_impl", None) is not None]
+
+
+def actual(model: nn.Module) -> dict[str, Any]:
+    """Return `compiled_blocks`, counted on the live modules."""
+    return {"compiled_blocks": len(compiled_blocks(model))}

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..catalog import has_liger_kernels
 from ..invalid import InvalidInput
 from ..spec import Knobs
 
@@ -22,6 +23,4 @@ def use_kernels(model: nn.Module, knobs: Knobs) -> None:
 
 def actual(model: nn.Module) -> dict[str, Any]:
     """Return `kernels`, by the forwards of the live modules."""
-    functions = (getattr(module.forward, "__func__", None) for module in model.modules())
-    is_liger = any(getattr(function, "__module__", "").startswith("liger_kernel") for function in functions)
-    return {"kernels": "liger" if is_liger else "off"}
+    return {"kernels": "liger" if has_liger_kernels(model.modules()) else "off"}
