@@ -89,6 +89,13 @@ def test_a_missing_package_is_named_with_its_install_line(settings, package, ins
     check(facts(settings, HOPPER, LLAMA, EVERYTHING))
 
 
+def test_an_fp8_before_its_conversion_names_the_version_that_has_it():
+    refused = refusal("precision=fp8", HOPPER, LLAMA, versions={**EVERYTHING, "torchao": "0.6.1"}).line()
+    assert "precision=fp8 needs torchao 0.7 or later, and /env/bin/python has 0.6.1; install with: " in refused
+    assert "-m pip install 'torchao>=0.7'; try precision=bf16" in refused
+    check(facts("precision=fp8", HOPPER, LLAMA, {**EVERYTHING, "torchao": "0.7.0"}))
+
+
 def test_a_search_tries_the_values_that_train_the_same_and_the_screen_hides_those_of_a_gpu():
     spec = resolve("tiny-llama", [])
     for name, entry in LEVERS.items():

@@ -346,20 +346,19 @@ def _installed(facts: Facts) -> Refusals:
     strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
     other_package = catalog.nearest_strategy(strategy, lambda other: other.package != strategy.package)
     precision = PRECISIONS[str(facts.knobs["precision"])]
-    for knob, entry, instead in (
-        ("precision", precision, "bf16"),
-        ("optimizer", optimizer, optimizer.fallback),
-        ("strategy", strategy, other_package),
-        ("engine", engine, engine.fallback),
+    for knob, entry, least, instead in (
+        ("precision", precision, precision.min_version, "bf16"),
+        ("optimizer", optimizer, optimizer.min_version, optimizer.fallback),
+        ("strategy", strategy, None, other_package),
+        ("engine", engine, None, engine.fallback),
     ):
-        if entry.package is not None and not facts.versions.get(entry.package):
-            install = f"install with: {facts.python} -m pip install {entry.package}"
-            yield refusal(knob, f"{knob}={entry.name} needs {entry.package}; {install}", f"{knob}={instead}")
-    has, least = facts.versions.get(optimizer.package or ""), optimizer.min_version
-    if has and least and release(has) < release(least):
-        needs = f"optimizer={optimizer.name} needs {optimizer.package} {least} or later, and {facts.python} has {has}"
-        install = f"install with: {facts.python} -m pip install '{optimizer.package}>={least}'"
-        yield refusal("optimizer", f"{needs}; {install}", f"optimizer={optimizer.fallback}")
+        needs, install = f"{knob}={entry.name} needs {entry.package}", f"install with: {facts.python} -m pip install"
+        has = facts.versions.get(entry.package or "")
+        if entry.package is not None and not has:
+            yield refusal(knob, f"{needs}; {install} {entry.package}", f"{knob}={instead}")
+        elif has and least and release(has) < release(least):
+            needs = f"{needs} {least} or later, and {facts.python} has {has}"
+            yield refusal(knob, f"{needs}; {install} '{entry.package}>={least}'", f"{knob}={instead}")
     mode = facts.knobs["compile"]
     knob, instead = ("compile", "off") if mode != "off" else ("optimizer", optimizer.fallback)
     compiles = mode != "off" or optimizer.compiles

@@ -43,6 +43,8 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
     """The reason that it needs GPUs; None if it runs on a CPU too."""
     package: str | None = None
     """The package that has to be installed."""
+    min_version: str | None = None
+    """The first version of the package that has it."""
     strategies: tuple[str, ...] = ()
     """Strategies that have it; empty for all. Likewise the engines."""
     engines: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ PRECISIONS: Mapping[str, PrecisionEntry] = {
             in_trainer=False,
             needs_gpus_reason="is a format of NVIDIA tensor cores",
             package="torchao",
+            min_version="0.7",  # the first with `convert_to_float8_training` (torchao/float8 of its releases)
             strategies=("single", "ddp", "fsdp"),
             engines=("native",),
         ),
