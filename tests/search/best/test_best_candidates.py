@@ -282,4 +282,8 @@ def test_a_lever_that_saves_memory_is_bound_where_the_same_setting_fits_without_
         (8, value, "full") for value in every
     }
     assert "checkpointing=full saves memory alone" in " ".join(unneeded.values())
+    unpredicted = [replace_fields(one, predicted_bytes=None) for one in fits]
+    unknown = unneeded_levers(plan.question, unpredicted)
+    assert unknown.keys() == unneeded.keys()
+    assert "loss=chunked saves memory alone, and nothing says that loss=full is too large" in unknown.values()
     assert unneeded_levers(replace_fields(plan.question, is_default_vary=False), fits) == {}

@@ -325,17 +325,22 @@ def unneeded_levers(
     if not question.is_default_vary:
         return {}
     fitting = {
-        (*candidate.knobs.items(),)
+        (*candidate.knobs.items(),): candidate
         for number, candidate in enumerate(candidates)
         if candidate.excluded_as is None and candidate.excess_bytes is None and number not in unfit
     }
-    return {
-        number: f"{name}={candidate.knobs[name]} saves memory alone, and {name}={LEVERS[name].plain} is not too large"
-        for number, candidate in enumerate(candidates)
-        for name in MEMORY_LEVERS
-        if candidate.knobs.get(name, LEVERS[name].plain) != LEVERS[name].plain
-        and (*{**candidate.knobs, name: LEVERS[name].plain}.items(),) in fitting
-    }
+    reasons: dict[int, str] = {}
+    for number, candidate in enumerate(candidates):
+        for name in MEMORY_LEVERS:
+            plain, value = LEVERS[name].plain, candidate.knobs.get(name, LEVERS[name].plain)
+            without = fitting.get((*{**candidate.knobs, name: plain}.items(),))
+            if value != plain and without is not None:
+                is_known = without.predicted_bytes is not None
+                fits = (
+                    f"{name}={plain} is not too large" if is_known else f"nothing says that {name}={plain} is too large"
+                )
+                reasons[number] = f"{name}={value} saves memory alone, and {fits}"
+    return reasons
 
 
 MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
