@@ -377,16 +377,23 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(
-    python: str | None, model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
+    python: str | None,
+    model: dict[str, Any],
+    training_objective: str,
+    *,
+    count: bool = False,
+    attention: bool = False,
+    lora_targets: str = "",
 ) -> Inspection:
     """Inspect the training Python's packages, and the model's configuration by its transformers.
 
     Takes about a second the first time and is remembered until something is installed there. With `count` torch is
-    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
+    imported and the parameters are counted without memory, with `attention` to ask the model's class, and with
+    `lora_targets` to look for the layers of these names. Raises UserError.
     """
     executable = training_python.find_python(python)
     asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
-    request = {"part": "inspect", **asked}
+    request = {"part": "inspect", **asked, "lora_targets": lora_targets}
     name = training_python.request_hash(executable, json.dumps(request, sort_keys=True), INSPECTION_FORMAT)
     cache_file = cache_directory() / "inspected" / f"{name}.json"
     error, inspection = None, read_cached(cache_file, Inspection)

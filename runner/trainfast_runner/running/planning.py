@@ -57,7 +57,8 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach, has_flag
 from trainfast_runner.settings.spec import RunSpec, expand_paths, offload_folder, strategy_of
 from trainfast_runner.units import asks_for_cpu, gpus_text
-from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS
+from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES, LEVERS, WITH_ADAPTERS
+from trainfast_runner.worker.catalog.levers import KINDS_OF_LAYERS
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,8 @@ def _check_settings(
         # Only the model's class has the answer, which takes an import of torch.
         inspected = warm_python.inspect(python, spec.model, training_objective, attention=True)
         check(replace(facts, attentions=inspected.attentions))
+    if knobs["method"] in WITH_ADAPTERS and knobs["lora_targets"] not in KINDS_OF_LAYERS:
+        warm_python.inspect(python, spec.model, training_objective, lora_targets=str(knobs["lora_targets"]))
     if offload_folder(knobs) is not None:
         # Counting imports torch, so only settings that work are counted.
         inspection = warm_python.inspect(python, spec.model, training_objective, count=True)

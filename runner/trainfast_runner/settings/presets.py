@@ -19,7 +19,7 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import config_directory
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.settings.knob_values import KnobValues
-from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.worker.shared.words import DATA_KINDS, DATA_TEXTS, TRAINING_OBJECTIVES
 
 SCHEMA = 1
@@ -256,7 +256,9 @@ def _unrecordable(value: object) -> str | None:
 def read_data_field(key: str, value: object) -> object:
     """One field of `[data]`, checked; raises UserError naming `data.KEY`."""
     if key not in DATA_KEYS:
-        message, similar = f"there is no data field {key!r}", nearest(key, DATA_KEYS)
+        # A preset's `samples` is a knob, though it is about the data.
+        similar = f"{key}={value}" if key in KNOBS_BY_NAME else nearest(key, DATA_KEYS)
+        message = f"there is no data field {key!r}"
         raise UserError(message, key=f"data.{key}", allowed=DATA_KEYS, nearest=similar)
     if key == "paths":
         paths = [value] if isinstance(value, str) else value

@@ -196,9 +196,8 @@ def _answer_batch(batch: dict[str, Any], asker: Asker, go: socket.socket) -> Non
 
 def _import_for_answers(requests: list[dict[str, Any]], asker: Asker) -> None:
     """Import the stack here, once for all forks, where a request needs it: an inspection may do without torch."""
-    needing = [
-        request for request in requests if request["part"] != "inspect" or request["count"] or request["attention"]
-    ]
+    asking = ("count", "attention", "lora_targets")
+    needing = [one for one in requests if one["part"] != "inspect" or any(one.get(name) for name in asking)]
     if not needing or "torch" in sys.modules:
         return
     logging.disable(logging.WARNING)

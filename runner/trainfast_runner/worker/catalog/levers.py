@@ -466,6 +466,8 @@ METHOD = LeverEntry(
 WITH_ADAPTERS = tuple(value.name for value in METHOD.values if value.tolerance is None)
 """Values of `method` that freeze the model and train adapters, which `ADAPTER_KNOBS` describe."""
 ADAPTER_KNOBS = ("lora_rank", "lora_targets")
+KINDS_OF_LAYERS = ATTENTION_LAYERS, ALL_LAYERS = "attention", "all"
+"""Values of `lora_targets` that are no names of layers."""
 
 LEVERS = {entry.name: entry for entry in (METHOD, CHECKPOINTING, LOSS, ATTENTION, COMPILE, KERNELS, ALLOCATOR)}
 """All levers, by name, in the order in which they change a model."""

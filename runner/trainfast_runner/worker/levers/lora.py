@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..catalog import LEVERS
+from ..catalog.levers import ALL_LAYERS, ATTENTION_LAYERS, KINDS_OF_LAYERS
 from ..invalid import InvalidInput, unknown_name
 from ..spec import Knobs
 from .blocks import outermost_blocks
 
 ADAPTER = "default"
 """The name of the adapter."""
-KINDS_OF_LAYERS = ATTENTION, ALL_LINEAR = "attention", "all"
-"""Values of `lora_targets` that are no names of layers."""
 ATTENTION_PARTS = ("attention", "attn")
 """Parts of the names of attention modules, in lower case."""
 VALUES_A_SCALE, SCALES_A_SCALE = 64, 256
@@ -52,7 +51,7 @@ def put_adapters(model: Any, knobs: Knobs) -> None:
     if knobs.lever("loss") != "full" and model.get_output_embeddings() in map(model.get_submodule, names):
         # Its loss reads the weight of the head alone.
         message = f"an adapter of the head does nothing with loss={knobs.lever('loss')}"
-        raise InvalidInput(message, key="lora_targets", allowed=KINDS_OF_LAYERS, nearest=ATTENTION)
+        raise InvalidInput(message, key="lora_targets", allowed=KINDS_OF_LAYERS, nearest=ATTENTION_LAYERS)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     is_transposed = isinstance(model.get_submodule(names[0]), Conv1D)
@@ -90,9 +89,9 @@ def targeted(model: nn.Module, targets: str) -> list[str]:
     inside = {id(module) for block in outermost_blocks(model) for module in block.modules()}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
     in_blocks = [name for name, module in layers.items() if id(module) in inside]
-    if targets == ALL_LINEAR:
+    if targets == ALL_LAYERS:
         found = in_blocks
-    elif targets == ATTENTION:
+    elif targets == ATTENTION_LAYERS:
         found = [name for name in in_blocks if any(part in name.lower() for part in ATTENTION_PARTS)]
     else:
         found = []

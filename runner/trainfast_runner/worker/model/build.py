@@ -19,6 +19,7 @@ import transformers
 from torch import nn
 
 from ..catalog import ATTENTION_IMPLEMENTATIONS, WITH_ADAPTERS, compile_mode
+from ..catalog.levers import KINDS_OF_LAYERS
 from ..invalid import InvalidInput, one_line
 from ..levers import apply_levers, float8, lora
 from ..levers.blocks import outermost_blocks
@@ -48,12 +49,16 @@ def check_adapters(config: Any, objective: str, knobs: Knobs) -> None:
     Raises InvalidInput for a target that the model does not have.
     """
     lora.import_packages(knobs.lever("method"))
-    if knobs.lever("method") not in WITH_ADAPTERS or knobs.others["lora_targets"] in lora.KINDS_OF_LAYERS:
-        return
-    if type(config) in model_class(objective)._model_mapping:
+    if knobs.lever("method") in WITH_ADAPTERS:
+        check_targets(config, objective, str(knobs.others["lora_targets"]))
+
+
+def check_targets(config: Any, objective: str, targets: str) -> None:
+    """Look for the layers that `lora_targets` names. Raises InvalidInput for a name that the model does not have."""
+    if targets not in KINDS_OF_LAYERS and type(config) in model_class(objective)._model_mapping:
         with torch.device("meta"):
             model = model_class(objective).from_config(copy.deepcopy(config), trust_remote_code=False)
-        lora.targeted(model, str(knobs.others["lora_targets"]))
+        lora.targeted(model, targets)
 
 
 def _check_head(config: Any, objective: str) -> None:

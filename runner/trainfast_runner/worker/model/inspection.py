@@ -59,10 +59,12 @@ VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "torcha
 """Packages whose versions are asked for, beside those of the catalog."""
 
 
-def inspect(part: str, model: dict[str, Any] | None, objective: str, *, count: bool, attention: bool) -> dict[str, Any]:
+def inspect(
+    part: str, model: dict[str, Any] | None, objective: str, *, count: bool, attention: bool, lora_targets: str = ""
+) -> dict[str, Any]:
     """Return `python`, `versions`, and for a model `config`, `model_type`, and as asked `parameters` and `attentions`.
 
-    `error` is there if the model cannot be built.
+    `error` is there if the model cannot be built, or has no layers of the names in `lora_targets`.
     """
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
     answer["families"] = {"liger-kernel": liger_families()}
@@ -89,6 +91,10 @@ def inspect(part: str, model: dict[str, Any] | None, objective: str, *, count: b
             from .build import attentions
 
             answer["attentions"] = attentions(config, objective)
+        if lora_targets:
+            from .build import check_targets
+
+            check_targets(config, objective, lora_targets)
     except InvalidInput as error:
         answer["error"] = error.as_fields()
     return answer
