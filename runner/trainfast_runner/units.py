@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from trainfast_runner.errors import UserError
@@ -162,6 +163,14 @@ def shell_line(words: Sequence[str]) -> str:
                 advice="--to preset",
             )
     return shlex.join(words)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number in words if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def file_name(stem: str, ending: str) -> str:

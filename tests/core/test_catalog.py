@@ -67,7 +67,7 @@ def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():
     for file in CATALOG.glob("*.py"):
         imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
         others = {str(node.module).partition(".")[0] for node in imports} - sys.stdlib_module_names
-        assert others <= {"strategies", "optimizers", "levers", "trainer_fields"}
+        assert others <= {"strategies", "optimizers", "levers"}
     body = ast.parse((WORKER / "__init__.py").read_text()).body
     assert len(body) == 1
     assert isinstance(body[0], ast.Expr), "worker/__init__.py is a docstring"

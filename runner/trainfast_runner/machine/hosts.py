@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.capped_file import last_line
-from trainfast_runner.units import plain
+from trainfast_runner.units import plain, signal_name
 
 LOCAL = "local"
 """The name of this machine, reached without ssh; it may stand twice in a list, as two nodes."""
@@ -152,7 +151,7 @@ def ssh_failure(host: Host, exit_code: int, stderr: str) -> str:
     if exit_code in (NOT_FOUND, NOT_EXECUTABLE) or "No module named 'trainfast" in stderr:
         return f"{name} has no trainfast-tui at {plain(sys.executable)}: install it there at the same path"
     if exit_code < 0:
-        return f"the command on {name} was ended by {_signal_name(-exit_code)}"
+        return f"the command on {name} was ended by {signal_name(-exit_code)}"
     if exit_code == SSH_FAILED and not host.is_local:
         for pattern, sentence in _SSH_SENTENCES:
             if re.search(pattern, stderr):
@@ -180,10 +179,3 @@ _SSH_SENTENCES = (
     (r"[Cc]onnection (closed|reset)|Broken pipe", "{name} closed the connection"),
 )
 """Patterns of the stderr of OpenSSH's client, each with its sentence."""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

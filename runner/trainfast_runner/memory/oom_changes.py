@@ -17,7 +17,7 @@ from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.knob_values import whole_number
-from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.precisions import PRECISIONS, has_capability
 from trainfast_runner.settings.spec import RunSpec, strategy_or_single, with_setting
 from trainfast_runner.units import compared_size, largest_fitting, mebibytes
 from trainfast_runner.worker.catalog import LEVERS, OPTIMIZERS
@@ -218,7 +218,7 @@ def knob_changes(
     """
     on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
     optimizer, precision = OPTIMIZERS[str(knobs["optimizer"])], PRECISIONS[str(knobs["precision"])]
-    has_bf16 = all(map(PRECISIONS["bf16"].runs_on, capabilities))
+    has_bf16 = all(has_capability(one, PRECISIONS["bf16"].min_compute_capability) for one in capabilities)
     bf16_speed = "slower on most CPUs" if on_cpu else "faster on tensor cores (Ampere and later)"
     half, half_speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
     is_foreach = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -130,6 +130,13 @@ class Home:
             return []
         except OSError as error:
             raise home_error(self.path, error) from None
+
+    def runs_of(self, search_ids: Collection[str]) -> Iterator[RunFile]:
+        """Yield the runs of these searches, newest first; ids begin with their time, and no run is older."""
+        stamps = [search_id[:STAMP_CHARACTERS] for search_id in search_ids]
+        run_ids = (run_id for run_id in reversed(self.run_ids()) if stamps and run_id >= min(stamps))
+        runs = map(run_directory.read_run_file, map(self.directory, run_ids))
+        return (run for run in runs if run is not None and run.search_id in search_ids)
 
     def launch_numbers(self) -> dict[str, int]:
         """The number of each launch of this home by the run's id; also of deleted runs."""

@@ -33,7 +33,7 @@ from trainfast_runner.records.worker_lines import (
 )
 from trainfast_runner.settings.device_counts import axis_degree, expected_mesh
 from trainfast_runner.settings.precisions import PRECISIONS, computing_precision
-from trainfast_runner.units import counted, gibibytes
+from trainfast_runner.units import counted, gibibytes, signal_name
 from trainfast_runner.worker.catalog import ATTENTION_IMPLEMENTATIONS, LEVERS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 from trainfast_runner.worker.shared.words import TRIAL
@@ -485,12 +485,7 @@ def reported_end(output: str) -> str:
 
 def exit_text(code: int) -> str:
     """An exit code in words; a negative one is a signal's."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"died of {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died of signal {-code}"
+    return f"exited with status {code}" if code >= 0 else f"died of {signal_name(-code)}"
 
 
 def error_location(output: str) -> str:

@@ -28,14 +28,8 @@ from trainfast_runner.machine.devices import (
 from trainfast_runner.machine.hosts import Host
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.headroom import limit_below_weights_error
-from trainfast_runner.records.home import (
-    STAMP_CHARACTERS,
-    Home,
-    conducted_search_of,
-    may_start_a_run,
-    search_directories,
-)
-from trainfast_runner.records.run_directory import is_unfinished, read_run_file
+from trainfast_runner.records.home import Home, conducted_search_of, may_start_a_run, search_directories
+from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import FIRST_TORCH, PredictedSpeed, RunFile, ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.command import ScriptCommand, read_command
@@ -562,12 +556,4 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
     if plan.search_id is not None:
         return None
     live_searches = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
-    if not live_searches:
-        return None
-    # Ids begin with their time, and no run is older than its search.
-    oldest_stamp = min(live_searches)[:STAMP_CHARACTERS]
-    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()) if run_id >= oldest_stamp)
-    return next(
-        (run for run in runs if run is not None and run.search_id in live_searches and _shares_a_device(run, plan)),
-        None,
-    )
+    return next((run for run in home.runs_of(live_searches) if _shares_a_device(run, plan)), None)

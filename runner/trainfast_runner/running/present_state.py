@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,7 +64,8 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
             return recorded if run is None or not run.by_slurm else _job_state(directory, recorded)
         if run_directory.is_alive(directory):
             live = _live_state(run or run_directory.read_run_file(directory), events or StateEvents(directory))
-            if live.supervised or _is_still_alive(directory):
+            # Two readers that ask at once each see the other's lock.
+            if live.supervised or not _is_soon(lambda: not run_directory.is_alive(directory)):
                 return live
         # The last holder of the lock may have written the result.
         result = run_directory.read_result(directory)
@@ -142,17 +143,17 @@ def _job_state(directory: Path, recorded: RunState) -> RunState:
         return RunState("starting", supervised=True)
     if stage.stage == "pending":
         return RunState("starting", supervised=True, reason=f"queued by Slurm: {stage.reason or stage.state}")
-    if stage.stage == "gone" and not _settles_soon(directory):
+    if stage.stage == "gone" and not _is_soon((directory / run_directory.RESULT_FILE).exists):
         return RunState("lost", reason=end_reason(stage) or "its Slurm job has ended without a result")
     return replace(recorded, reason=f"Slurm job {job}")
 
 
-def _settles_soon(directory: Path) -> bool:
-    """Return True if the result comes within the time of a slow disk."""
+def _is_soon(is_so: Callable[[], bool]) -> bool:
+    """Return True once it is so, within the time of a slow disk and of other readers; False after it."""
     deadline_s = time.monotonic() + run_directory.READERS_WITHIN_S
-    while not (directory / run_directory.RESULT_FILE).exists() and time.monotonic() < deadline_s:
+    while not (found := is_so()) and time.monotonic() < deadline_s:
         time.sleep(LOCK_PAUSE_S)
-    return (directory / run_directory.RESULT_FILE).exists()
+    return found
 
 
 def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
@@ -177,14 +178,6 @@ def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
 
 def _last_state(events: list[Event]) -> Event | None:
     return next((event for event in reversed(events) if event.kind == "state" and event.state), None)
-
-
-def _is_still_alive(directory: Path) -> bool:
-    """Return True if the lock stays held: two readers that ask at once each see the other's."""
-    deadline_s = time.monotonic() + run_directory.READERS_WITHIN_S
-    while (alive := run_directory.is_alive(directory)) and time.monotonic() < deadline_s:
-        time.sleep(LOCK_PAUSE_S)
-    return alive
 
 
 def _is_young(directory: Path) -> bool:

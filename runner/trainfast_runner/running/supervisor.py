@@ -21,15 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.processes import (
-    Identity,
-    become_subreaper,
-    collect_orphans,
-    descendants,
-    identify,
-    send,
-    unended_below,
-)
+from trainfast_runner.machine import processes
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
@@ -159,7 +151,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
-        supervisor = identify(os.getpid())
+        supervisor = processes.identify(os.getpid())
         self._events.record(
             "supervisor",
             pid=os.getpid(),
@@ -167,14 +159,14 @@ class Supervisor:
             node=None if self._nodes is None else self._nodes.start,
         )
         self._enter("starting")
-        become_subreaper()
+        processes.become_subreaper()
         child = self._launch()
         if child is not None:
             self._watch(child)
             self._end_leftovers()
         self._finish()
 
-    def _launch(self) -> Identity | None:
+    def _launch(self) -> processes.Identity | None:
         """Start the sampler and the training, and return its direct child; None, with the reason noted, where either
         cannot be started."""
         try:
@@ -197,7 +189,7 @@ class Supervisor:
             return None
         # Popen must never wait for the child: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
-        child = identify(process.pid) or Identity(process.pid, -1)
+        child = processes.identify(process.pid) or processes.Identity(process.pid, -1)
         start = RunStart(kind=kind, reason=self._cold_reason or None)
         self._events.record("launched", pid=child.pid, start_ticks=child.start_ticks, start=start)
         self._telemetry.follow(process.pid)
@@ -249,7 +241,7 @@ class Supervisor:
                 return endpoint
             self._requests.wait(ENDING_TICK_S)
 
-    def _watch(self, child: Identity) -> None:
+    def _watch(self, child: processes.Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
         ranks = Ranks(
             self._directory,
@@ -270,7 +262,7 @@ class Supervisor:
                 break
         self._read_ranks(ranks)
 
-    def _reap_child(self, child: Identity) -> bool:
+    def _reap_child(self, child: processes.Identity) -> bool:
         """Collect the direct child before any other; True if it has ended. Keeps its status."""
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid == 0:
@@ -279,7 +271,7 @@ class Supervisor:
         self._events.record("exited", pid=pid, exit_code=self._end.exit_code)
         return True
 
-    def _handle_signals(self, child: Identity) -> None:
+    def _handle_signals(self, child: processes.Identity) -> None:
         """Act on the signals that came."""
         for signum in self._requests.take():
             kills = signum == signal.SIGUSR1
@@ -291,7 +283,7 @@ class Supervisor:
         """The word for the other nodes; a job gets signals of Slurm alone, because `stop` asks by the file."""
         return KILL if signum == signal.SIGUSR1 else BY_SLURM if self._run_file.by_slurm else STOP
 
-    def _stop(self, child: Identity, *, kills: bool) -> None:
+    def _stop(self, child: processes.Identity, *, kills: bool) -> None:
         """Begin to end the training as a person asked, or kill it."""
         if kills:
             self._ladder.kill_now(child)
@@ -299,7 +291,7 @@ class Supervisor:
             self._ladder.ask(child)
         self._enter("stopping", "asked to stop")
 
-    def _look_at_nodes(self, child: Identity) -> None:
+    def _look_at_nodes(self, child: processes.Identity) -> None:
         """End this node's ranks where the run was asked to end, or another node is lost."""
         if self._nodes is None:
             return
@@ -334,7 +326,7 @@ class Supervisor:
             self._note(lost_ranks=(*self._end.lost_ranks, rank))
             self._events.record("rank_gone", rank=rank, detail="the process exited without reporting an error")
 
-    def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
+    def _tear_down_if_broken(self, ranks: Ranks, child: processes.Identity) -> None:
         """End a training that lost a rank, failed or finished, if it has not ended by itself in time."""
         if self._ladder.begun:
             return
@@ -371,20 +363,20 @@ class Supervisor:
     def _note_unkillable(self, killed_s: float) -> bool:
         """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._end.unkillable_s:
-            self._note(unended=unended_below(os.getpid()))
+            self._note(unended=processes.unended_below(os.getpid()))
         return bool(self._end.unended)
 
     def _end_leftovers(self) -> None:
         """End and collect the processes that the direct child left behind."""
         deadline_s = time.monotonic() + (0 if self._ladder.killing else min(self._ladder.granted_s, LEFTOVER_GRACE_S))
-        signalled: set[Identity] = set()
+        signalled: set[processes.Identity] = set()
         if self._script is not None and not self._ladder.begun:
             self._record_leftovers()
-        while not self._end.unended and collect_orphans():
+        while not self._end.unended and processes.collect_orphans():
             kill = time.monotonic() >= deadline_s
-            for process in descendants(os.getpid()):
+            for process in processes.descendants(os.getpid()):
                 if kill or process not in signalled:
-                    send(process, signal.SIGKILL if kill else signal.SIGTERM)
+                    processes.send(process, signal.SIGKILL if kill else signal.SIGTERM)
                     signalled.add(process)
             self._requests.wait(TICK_S if kill or not signalled else ENDING_TICK_S)
             if signal.SIGUSR1 in self._requests.take() and not kill:
@@ -394,9 +386,9 @@ class Supervisor:
     def _record_leftovers(self) -> None:
         """Record the processes of a script that outlive its command, its loader workers' last moments apart."""
         deadline_s = time.monotonic() + LAST_MOMENTS_S
-        while collect_orphans() and time.monotonic() < deadline_s:
+        while processes.collect_orphans() and time.monotonic() < deadline_s:
             self._requests.wait(ENDING_TICK_S)
-        if leftovers := descendants(os.getpid()):
+        if leftovers := processes.descendants(os.getpid()):
             count = counted(len(leftovers), "process", "processes")
             self._events.record_trouble(
                 f"the command ended before {count} that it had started: ended by the supervisor"
@@ -513,11 +505,15 @@ def stand_by(order: str) -> None:
     """Wait for a run with its training process, then supervise it; end with the one who keeps the standby."""
     standby = Standby(json.loads(order))
     directory = standby.wait()
-    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    _write_to(directory / SUPERVISOR_LOG)
     supervise(directory, SupervisorBounds(), standby)
+
+
+def _write_to(log_file: Path) -> None:
+    """Let this process read nothing, and write what it prints to its log."""
+    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(log_file), "ab") as log:
+        for file, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(file.fileno(), descriptor)
 
 
 def supervise_node(directory: Path, number: str) -> None:
@@ -531,11 +527,7 @@ def supervise_node(directory: Path, number: str) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    log_file = node_file(directory, SUPERVISOR_LOG, int(number))
-    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(log_file), "ab") as log:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    _write_to(node_file(directory, SUPERVISOR_LOG, int(number)))
     supervise(directory, SupervisorBounds(), node=int(number))
 
 

@@ -192,10 +192,8 @@ def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> 
         needed_bytes = state_bytes(size, strategy, count, precision, optimizer, method) + CONTEXT_BYTES
         return needed_bytes <= FITTING_SHARE * gpu_bytes
 
-    each_bytes, all_bytes = (
-        bytes_per_parameter(precision, optimizer, method),
-        state_bytes(size, "single", count, precision, optimizer, method),
-    )
+    each_bytes = bytes_per_parameter(precision, optimizer, method)
+    all_bytes = state_bytes(size, "single", count, precision, optimizer, method)
     estimate = (
         f"estimate: {each_bytes} bytes x {_short_count(size.parameters)} parameters"
         f" = {short_gibibytes(all_bytes)} of weights, gradients and"

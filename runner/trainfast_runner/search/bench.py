@@ -193,11 +193,6 @@ class Table:
     bench: Bench
     rows: list[Row]
 
-    @property
-    def baseline_state(self) -> str:
-        """The end state of the baseline."""
-        return next(row.state for row in self.rows if row.id == self.bench.baseline_id)
-
     def fields(self) -> dict[str, Any]:
         """Return the object that `bench --json` prints."""
         bench = self.bench

@@ -23,10 +23,10 @@ import msgspec
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.machine.warm_python import WARM
-from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, reason_of
+from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock, reason_of
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
+from trainfast_runner.records.run_directory import is_alive, rank_file, read_result
 from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.worker_lines import WARM_ROLES, WarmLine, WarmOrder
 from trainfast_runner.running import launch, planning
@@ -455,8 +455,5 @@ def end_if_live(directory: Path) -> None:
 
 def end_runs_of(home: Home, search_id: str) -> None:
     """End the runs that a killed conductor of the search left; their settings are tried again."""
-    for run_id in home.run_ids():
-        # Ids begin with their time; no run is older than its search.
-        run = read_run_file(home.directory(run_id)) if run_id >= search_id[:STAMP_CHARACTERS] else None
-        if run is not None and run.search_id == search_id:
-            end_if_live(home.directory(run_id))
+    for run in home.runs_of([search_id]):
+        end_if_live(home.directory(run.run_id))

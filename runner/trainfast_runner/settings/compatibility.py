@@ -237,10 +237,8 @@ def _programs(facts: Facts) -> Refusals:
         allowed = [name for name, entry in catalog.OPTIMIZERS.items() if entry.refusal(strategy) is None]
         yield refusal("optimizer", f"optimizer={optimizer.name} {reason}", instead, allowed)
     if optimizer.early_reason is not None:
-        early, reloads = (
-            f"it {optimizer.early_reason}, before",
-            "Accelerate reloads its state, and vectors keep one rate",
-        )
+        early = f"it {optimizer.early_reason}, before"
+        reloads = "Accelerate reloads its state, and vectors keep one rate"
         for knob, is_fine, reason, other in (
             ("grad_clip", not facts.knobs["grad_clip"], f"{early} they are clipped", 0),
             ("precision", facts.knobs["precision"] != "fp16", f"{early} they are unscaled", "bf16"),

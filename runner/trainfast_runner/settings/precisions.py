@@ -74,10 +74,6 @@ class PrecisionEntry(msgspec.Struct, frozen=True):
         """True if the weights are cast for the matrix products."""
         return self.param_dtype != self.compute_dtype
 
-    def runs_on(self, compute_capability: str | None) -> bool:
-        """True if a GPU of this compute capability has the format."""
-        return has_capability(compute_capability, self.min_compute_capability)
-
 
 AMPERE_CAPABILITY = (8, 0)
 """The first compute capability with tf32 and bf16."""

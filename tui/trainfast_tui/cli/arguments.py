@@ -55,14 +55,15 @@ def directory_of(arguments: argparse.Namespace) -> Path:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add `--set`, the same for every command with a preset."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KNOB=VALUE",
-        dest="settings",
-        help="change a knob, model.FIELD or data.FIELD; may be given again",
-    )
+    words = "change a knob, model.FIELD or data.FIELD; may be given again"
+    add_repeated(parser, "--set", "KNOB=VALUE", words, dest="settings")
+
+
+def add_repeated(
+    parser: argparse.ArgumentParser, option: str, metavar: str, help: str, dest: str | None = None
+) -> None:
+    """Add an option that may be given again: a list of its values."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, dest=dest, help=help)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, read_vary
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import escaped
 from trainfast_tui.cli import printing
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
+from trainfast_tui.cli.arguments import add_python, add_repeated, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import follow, start_when_free
 from trainfast_tui.cli.signals import Signals, caught_signals
@@ -44,13 +44,8 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PRESET",
         help="a preset with variants; NAME/VARIANT runs it and the baseline; with --vary any preset",
     )
-    parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KNOB=A,B,C",
-        help="a row for each value; may be given again: a row for each combination",
-    )
+    words = "a row for each value; may be given again: a row for each combination"
+    add_repeated(parser, "--vary", "KNOB=A,B,C", words)
     add_settings(parser)
     parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run every row N times, A B A B")
     parser.add_argument(
@@ -87,7 +82,8 @@ def bench(arguments: argparse.Namespace) -> int:
     if output is not None:
         text = WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]]))
         printing.write_output(output, text)
-    return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
+    baseline_state = next(row.state for row in table.rows if row.id == bench.baseline_id)
+    return exit_code_of(baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
 def _prepared(arguments: argparse.Namespace) -> bench_rows.Bench:

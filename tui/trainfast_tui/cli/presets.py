@@ -28,7 +28,7 @@ from trainfast_runner.settings.script_preset import FlagMapping, flag_mappings, 
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
 from trainfast_runner.units import counted
-from trainfast_tui.cli.arguments import add_settings
+from trainfast_tui.cli.arguments import add_repeated, add_settings
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import FigureHeading, pair_lines, table
@@ -86,14 +86,8 @@ def presets_new_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({PLAIN_PRESET})")
     add_settings(parser)
-    parser.add_argument(
-        "--map",
-        action="append",
-        default=[],
-        metavar="KNOB=FLAG",
-        dest="mapping",
-        help="the flag of the script that takes a knob, such as 'batch_size=--bs'; empty for none; may be given again",
-    )
+    words = "the flag of the script that takes a knob, such as 'batch_size=--bs'; empty for none; may be given again"
+    add_repeated(parser, "--map", "KNOB=FLAG", words, dest="mapping")
     parser.add_argument("--python", metavar="PATH", help="run the script with this Python")
     parser.add_argument("--all", action="store_true", help="list every flag of the script, not only those of knobs")
     parser.add_argument(

@@ -26,7 +26,7 @@ from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
 from trainfast_runner.units import counted
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive, whole
+from trainfast_tui.cli.arguments import add_python, add_repeated, add_settings, add_wait, positive, whole
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
@@ -70,14 +70,8 @@ def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def search_best_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_search_arguments(parser)
-    parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KNOB=A,B,C",
-        help="vary this knob; may be given again. Without it: every knob that keeps the training the same;"
-        " mixed precision counts as the same",
-    )
+    varied = "every knob that keeps the training the same; mixed precision counts as the same"
+    add_repeated(parser, "--vary", "KNOB=A,B,C", f"vary this knob; may be given again. Without it: {varied}")
     parser.add_argument(
         "--global-batch", type=positive, metavar="N", help="samples of one optimizer step (the preset's)"
     )

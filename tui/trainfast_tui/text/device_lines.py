@@ -55,7 +55,9 @@ def gpu_line(
         line.append((fmt.to_width(fmt.plain(name), GPU_NAME_CELLS) + " ", "muted"))
     if device.error is not None:
         room = width - line_length(line) - len(LOST_WORDS)
-        return [*line, (LOST_WORDS, "error"), (_in_short(device.error, room), "error")]
+        # Without its cure if both do not fit.
+        error = device.error if cell_len(device.error) <= room else device.error.partition(". ")[0]
+        return [*line, (LOST_WORDS, "error"), (fmt.truncate(error, room), "error")]
     bar_cells = GPU_BAR_CELLS if width >= GPU_NAMES_FROM else LONG_GPU_BAR_CELLS if is_wide else SHORT_GPU_BAR_CELLS
     line += _bar(_share(device.memory_used_bytes, device.memory_total_bytes), bar_cells, NEARLY_FULL_SHARE)
     for text, narrow_cells, wide_cells, side, tone in _gpu_cells(device, is_wide, missing):
@@ -85,11 +87,6 @@ def _gpu_cells(
     yield fmt.beside_limit(fmt.watts(device.power_w), fmt.watts(device.power_limit_w)), 12, 12, "right", "text"
     clock, max_clock = fmt.megahertz(device.sm_clock_mhz), fmt.megahertz(device.sm_clock_max_mhz)
     yield f"SM {fmt.beside_limit(clock, max_clock)}" if is_wide else clock, 9, 18, "right", "text"
-
-
-def _in_short(error: str, room: int) -> str:
-    """Return the error in `room` cells, without its cure if both do not fit."""
-    return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 
 
 def _badges(device: DeviceReading, room: int) -> Line:

@@ -188,17 +188,13 @@ def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]
 
 def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield indices and lengths."""
-    named = (getattr(dataset, name, None) for name in LENGTH_NAMES)
-    own = next((lengths for lengths in named if _counts(lengths, dataset)), None)
+    named: Iterator[Any] = (getattr(dataset, name, None) for name in LENGTH_NAMES)
+    sequences = (found for found in named if hasattr(found, "__getitem__") and hasattr(found, "__len__"))
+    own = next((lengths for lengths in sequences if len(lengths) == len(dataset) > 0), None)
     # In a random order, so that a look cut short has seen all parts of the data set.
     for place in randperm(len(candidates), generator=Generator().manual_seed(0)).tolist():
         index = candidates[place]
         yield index, _size(dataset[index]) if own is None else int(own[index])
-
-
-def _counts(lengths: Any, dataset: Any) -> bool:
-    """True for a sequence with one number for each sample."""
-    return hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(dataset) > 0
 
 
 def _size(value: Any) -> int:

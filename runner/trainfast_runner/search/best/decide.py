@@ -506,11 +506,8 @@ class BestState:
         has_time = self.spent_s < (1 - CONFIRMING_SHARE) * self.question.budget_s
         if not space.around or number is None or not has_time or self.cold.has_begun:
             return None
-        point, known = (
-            lever_point(self.candidates[number].knobs),
-            (self.candidates[each].knobs for each in space.around),
-        )
-        return None if point in map(lever_point, known) else number
+        known = [lever_point(self.candidates[each].knobs) for each in space.around]
+        return None if lever_point(self.candidates[number].knobs) in known else number
 
     @cached_property
     def next_number(self) -> int | None:
@@ -646,10 +643,8 @@ class ColdRuns:
 
     def half_width(self, figures: Mapping[int, Sequence[float]], runs: float = 1) -> float:
         """Return half of the 95 % interval of the mean of so many runs, by the noise pooled over repeated runs."""
-        squares, freedom = (
-            PRIOR_RUNS * (self.state.posterior.scales.process**2 + COLD_RULE.standard_error**2),
-            PRIOR_RUNS,
-        )
+        squares = PRIOR_RUNS * (self.state.posterior.scales.process**2 + COLD_RULE.standard_error**2)
+        freedom = PRIOR_RUNS
         for values in figures.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)

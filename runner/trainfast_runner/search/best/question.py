@@ -335,10 +335,9 @@ def unneeded_levers(
             plain, value = LEVERS[name].plain, candidate.knobs.get(name, LEVERS[name].plain)
             without = fitting.get((*{**candidate.knobs, name: plain}.items(),))
             if value != plain and without is not None:
-                is_known = without.predicted_bytes is not None
-                fits = (
-                    f"{name}={plain} is not too large" if is_known else f"nothing says that {name}={plain} is too large"
-                )
+                fits = f"{name}={plain} is not too large"
+                if without.predicted_bytes is None:
+                    fits = f"nothing says that {name}={plain} is too large"
                 reasons[number] = f"{name}={value} saves memory alone, and {fits}"
     return reasons
 
@@ -416,7 +415,8 @@ class BestPlan:
         if self.facts is None or not set(asked) - set(EVERY_MODELS_ATTENTION):
             return self.survey
         inspected = warm_python.inspect(self.plan.python, spec.model, spec.data["objective"], attention=True)
-        return replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
+        facts = replace(self.facts, attentions=inspected.attentions)
+        return replace(self.survey, check=lambda run: check(replace(facts, spec=run)))
 
     def _with_predictions(self, space: Space, cancelled: threading.Event, ceiling: Ceiling | None) -> Space:
         """Return the space with predictions of the baseline, and of each candidate that needs its `MEMORY_LEVERS`.
@@ -541,16 +541,11 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     facts = Facts(
         spec, machine, inspected.config, inspected.versions, inspected.executable, families=inspected.families
     )
-    survey = Survey(spec, machine, _check_of(facts))
+    survey = Survey(spec, machine, lambda run: check(replace(facts, spec=run)))
     question = _question(spec, survey, plan, request, plan.memory_limit_bytes or ())
     space = _space_of(question, survey)
     question = msgspec.structs.replace(question, device_uuids=_gpus_of(survey, plan, space))
     return BestPlan(question, survey, plan, space, facts)
-
-
-def _check_of(facts: Facts) -> Callable[[RunSpec], None]:
-    """Return the check of a run by the compatibility rules."""
-    return lambda spec: check(replace(facts, spec=spec))
 
 
 def _gpus_of(survey: Survey, plan: RunPlan, space: Space) -> list[str]:

@@ -11,13 +11,17 @@ from dataclasses import dataclass, replace
 from .levers import ADAPTER_KNOBS as ADAPTER_KNOBS
 from .levers import ALLOCATOR_VARIABLES as ALLOCATOR_VARIABLES
 from .levers import ATTENTION_IMPLEMENTATIONS as ATTENTION_IMPLEMENTATIONS
+from .levers import FIRST_VERSIONS as FIRST_VERSIONS
 from .levers import LEVERS as LEVERS
+from .levers import LEVERS_TAKEN as LEVERS_TAKEN
 from .levers import WITH_ADAPTERS as WITH_ADAPTERS
 from .levers import LeverEntry as LeverEntry
 from .levers import LeverValue as LeverValue
 from .levers import compile_mode as compile_mode
 from .levers import has_liger_kernels as has_liger_kernels
 from .levers import lever_packages
+from .levers import levers_of_fields as levers_of_fields
+from .levers import named_fields as named_fields
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import OptimizerEntry as OptimizerEntry
 from .optimizers import nearest_optimizer as nearest_optimizer
@@ -33,10 +37,6 @@ from .strategies import WHOLE as WHOLE
 from .strategies import StrategyEntry as StrategyEntry
 from .strategies import nearest_strategy as nearest_strategy
 from .strategies import strategies_obeying as strategies_obeying
-from .trainer_fields import FIRST_VERSIONS as FIRST_VERSIONS
-from .trainer_fields import LEVERS_TAKEN as LEVERS_TAKEN
-from .trainer_fields import levers_of_fields as levers_of_fields
-from .trainer_fields import named_fields as named_fields
 
 
 @dataclass(frozen=True, kw_only=True)
