@@ -63,9 +63,9 @@ class Finding:
     cure: str | None = None
 
 
-def _judged(name: str, is_well: bool, finding: str, cure: str) -> Finding:
-    """A finding of either kind; the cure is of the warning."""
-    return Finding(name, "ok" if is_well else "warn", finding, None if is_well else cure)
+def judged(name: str, is_well: bool, finding: str, cure: str, state: State = "warn") -> Finding:
+    """A finding that is well, or in this `state` with its cure."""
+    return Finding(name, "ok" if is_well else state, finding, None if is_well else cure)
 
 
 def examine(home: Home, python: str | None = None) -> list[Finding]:
@@ -125,7 +125,7 @@ def _home(home: Home) -> Iterator[Finding]:
     free = shutil.disk_usage(home.path).free
     finding = f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}"
     cure = "free some space, or delete old runs: trainfast-tui runs prune --keep 20"
-    yield _judged("run directory", free >= ENOUGH_HOME_BYTES, finding, cure)
+    yield judged("run directory", free >= ENOUGH_HOME_BYTES, finding, cure)
     cache = cache_directory()
     with suppress(OSError):
         make_private(cache)
@@ -142,7 +142,7 @@ def _memory() -> Finding:
         return Finding("memory limit", "ok", "no control group limits this session's memory")
     finding = f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory"
     cure = "raise the container's limit, or set memory_limit below it"
-    return _judged("memory limit", limit >= ENOUGH_MEMORY_BYTES, finding, cure)
+    return judged("memory limit", limit >= ENOUGH_MEMORY_BYTES, finding, cure)
 
 
 def _standby() -> Finding:
@@ -157,7 +157,7 @@ def _standby() -> Finding:
     held = f"; waiting now: process {', '.join(pids)}" if pids else ""
     finding = f"the app and searches keep one training process with its imports done, of about 0.7 GiB{held}"
     cure = f"free memory: below {gibibytes(STANDBY_NEEDS_BYTES)} available none is kept, and runs start cold"
-    return _judged("standby", read_host_free_bytes() >= STANDBY_NEEDS_BYTES, finding, cure)
+    return judged("standby", read_host_free_bytes() >= STANDBY_NEEDS_BYTES, finding, cure)
 
 
 def _compiler(executable: str) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _compiler(executable: str) -> Iterator[Finding]:
         ("ninja", ninja, "offload_path is refused", f"{executable} -m pip install ninja"),
     ):
         consequence = f"none found: {refused}; zero*-offload steps with torch's AdamW"
-        yield _judged(name, path is not None, path or consequence, cure)
+        yield judged(name, path is not None, path or consequence, cure)
 
 
 def _shared_memory() -> Finding:
@@ -182,7 +182,7 @@ def _shared_memory() -> Finding:
     is_enough = size >= ENOUGH_SHM_BYTES
     consequence = "" if is_enough else ": DataLoader workers and NCCL may end with a bus error"
     cure = "start the container with --shm-size=8g or --ipc=host"
-    return _judged(name, is_enough, f"{gibibytes(size)}{consequence}", cure)
+    return judged(name, is_enough, f"{gibibytes(size)}{consequence}", cure)
 
 
 def _logout() -> Finding:
@@ -231,7 +231,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
         is_small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
         is_well = not is_small and (true_colour or "256" in term)
         cure = "make the window at least 80x24" if is_small else "export TERM=xterm-256color, in tmux tmux-256color"
-        yield _judged("terminal", is_well, f"{term}, {colours}, {columns}x{lines}", cure)
+        yield judged("terminal", is_well, f"{term}, {colours}, {columns}x{lines}", cure)
     encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
     if encoding != "utf8":
         finding = f"this terminal's encoding is {encoding}: charts cannot be drawn in braille"

@@ -27,7 +27,7 @@ import psutil
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.doctor import Finding
+from trainfast_runner.machine.doctor import Finding, judged
 from trainfast_runner.machine.hosts import Host, address_family, address_towards, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.records.home import Home
@@ -178,8 +178,8 @@ def _slots(agents: Sequence[Agent]) -> Iterator[Finding]:
     for agent in agents:
         gpus, slots = int(agent.facts["gpus"]), agent.host.slots
         words = f"{agent.label} has {counted(gpus, 'GPU')}" + (f" for slots={slots}" if slots is not None else "")
-        is_short = slots is not None and slots > max(1, gpus)
-        yield Finding("GPUs", "fail" if is_short else "ok", words, f"slots={max(1, gpus)}" if is_short else None)
+        is_enough = slots is None or slots <= max(1, gpus)
+        yield judged("GPUs", is_enough, words, f"slots={max(1, gpus)}", "fail")
 
 
 def _shared_home(home: Home, agents: Sequence[Agent]) -> Iterator[Finding]:
@@ -201,9 +201,8 @@ def _shared_home(home: Home, agents: Sequence[Agent]) -> Iterator[Finding]:
 def _clock(agent: Agent) -> Iterator[Finding]:
     ahead_s, round_trip_s = min((agent.clock() for _ in range(CLOCK_READINGS)), key=lambda reading: reading[1])
     words = f"{agent.label}'s clock is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    is_off = abs(ahead_s) > MOST_SKEW_S
-    cure = "start a time service there, such as chrony" if is_off else None
-    yield Finding("clock", "warn" if is_off else "ok", f"{words} (± {round_trip_s / 2:.3f} s)", cure)
+    finding, cure = f"{words} (± {round_trip_s / 2:.3f} s)", "start a time service there, such as chrony"
+    yield judged("clock", abs(ahead_s) <= MOST_SKEW_S, finding, cure)
 
 
 def _addresses(agents: Sequence[Agent]) -> list[str]:
@@ -234,8 +233,8 @@ def _published(agents: Sequence[Agent], addresses: Sequence[str]) -> Iterator[Fi
     for place, agent in enumerate(agents):
         agent.facts["address"] = address = plain(str(agent.ask("source", addresses[0 if place else 1])))
         is_hidden = address.startswith("127.") and not all(one.startswith("127.") for one in addresses)
-        cure = "name the hosts by addresses of one network" if is_hidden else None
-        yield Finding("address", "fail" if is_hidden else "ok", f"{agent.label} would publish {address}", cure)
+        words, cure = f"{agent.label} would publish {address}", "name the hosts by addresses of one network"
+        yield judged("address", not is_hidden, words, cure, "fail")
 
 
 def _all_reduce(agents: Sequence[Agent], addresses: Sequence[str]) -> dict[str, Any]:

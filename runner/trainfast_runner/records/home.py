@@ -133,10 +133,11 @@ class Home:
 
     def runs_of(self, search_ids: Collection[str]) -> Iterator[RunFile]:
         """Yield the runs of these searches, newest first; ids begin with their time, and no run is older."""
-        stamps = [search_id[:STAMP_CHARACTERS] for search_id in search_ids]
-        run_ids = (run_id for run_id in reversed(self.run_ids()) if stamps and run_id >= min(stamps))
-        runs = map(run_directory.read_run_file, map(self.directory, run_ids))
-        return (run for run in runs if run is not None and run.search_id in search_ids)
+        oldest = min(search_ids, default="")[:STAMP_CHARACTERS]
+        for run_id in reversed(self.run_ids()) if search_ids else ():
+            run = run_directory.read_run_file(self.directory(run_id)) if run_id >= oldest else None
+            if run is not None and run.search_id in search_ids:
+                yield run
 
     def launch_numbers(self) -> dict[str, int]:
         """The number of each launch of this home by the run's id; also of deleted runs."""

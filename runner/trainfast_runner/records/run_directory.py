@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.errors import highest
 from trainfast_runner.records import json_lines
 from trainfast_runner.records.capped_file import CAP_BYTES, RecordTail
 from trainfast_runner.records.result import Result, Thinning
@@ -264,10 +263,6 @@ class RunRecords:
     def totals(self, rank: int) -> StepTotals:
         """Totals over all steps of a rank, including those left out."""
         return self.totals_by_rank.get(rank, StepTotals())
-
-    def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
-        """The highest used memory of any of these devices."""
-        return highest(sample.memory_used_bytes for uuid in uuids for _, sample in self.device_samples.get(uuid, ()))
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""

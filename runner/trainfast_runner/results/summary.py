@@ -15,20 +15,10 @@ from trainfast_runner.machine.calibration import peak_of
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import explain_records
 from trainfast_runner.records import result as record
+from trainfast_runner.records import worker_lines
 from trainfast_runner.records.run_directory import RunRecords, read_records
 from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, RunStart, Step
-from trainfast_runner.records.worker_lines import (
-    WARM_ROLES,
-    ActualLine,
-    CpuLine,
-    DataLine,
-    OverflowLine,
-    PhaseLine,
-    StartedLine,
-    batch_sizes,
-    newest_of_first_rank,
-)
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, measured_window_of, steady_state_of
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import (
@@ -67,8 +57,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
-    run, ran = records.run, newest_of_first_rank(records.worker_lines, ActualLine)
-    data = newest_of_first_rank(records.worker_lines, DataLine)
+    run, ran = records.run, worker_lines.newest_of_first_rank(records.worker_lines, worker_lines.ActualLine)
+    data = worker_lines.newest_of_first_rank(records.worker_lines, worker_lines.DataLine)
     measured_steps = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured_steps)
@@ -118,7 +108,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         run_id=directory.name,
         state=verdict.state,
         reason=verdict.reason,
-        tried=batch_sizes(records.tried),
+        tried=worker_lines.batch_sizes(records.tried),
         error=verdict.error,
         thinning=records.thinning,
         unreadable_lines=records.unreadable_lines,
@@ -141,7 +131,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
     )
 
 
-def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Throughput, float]:
+def _throughput(records: RunRecords, ran: worker_lines.ActualLine | None) -> tuple[record.Throughput, float]:
     """Rates of the steps that every rank has measured, and the samples of all of those steps."""
     ranks = [
         {step.step: step for step in steps if not step.warmup and step.step_ms > 0} for steps in records.steps.values()
@@ -167,7 +157,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Thr
         rates = [sum(work * 1000 / step_ms for work, step_ms in steps) / sharing for steps in counted]
         return msgspec.structs.replace(record.Spread() if differ else spread(rates, median_rate), mean=mean / sharing)
 
-    line = newest_of_first_rank(records.worker_lines, CpuLine)
+    line = worker_lines.newest_of_first_rank(records.worker_lines, worker_lines.CpuLine)
     return record.Throughput(
         samples_per_s=rate("samples"),
         tokens_per_s=rate("tokens"),
@@ -178,7 +168,7 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[record.Thr
 
 
 def _cpu(records: RunRecords) -> record.Cpu | None:
-    run, line = records.run, newest_of_first_rank(records.worker_lines, CpuLine)
+    run, line = records.run, worker_lines.newest_of_first_rank(records.worker_lines, worker_lines.CpuLine)
     if run is not None and run.script is not None:
         return record.Cpu(allocator=SCRIPTS_ALLOCATOR, has_fp16=run.cpu_has_fp16) if run.device == "cpu" else None
     if line is None:
@@ -194,7 +184,7 @@ def _cpu(records: RunRecords) -> record.Cpu | None:
 
 def _no_peak_reason(records: RunRecords) -> str | None:
     """The reason that a CPU run has no memory peak; None if it may have one."""
-    line = newest_of_first_rank(records.worker_lines, CpuLine)
+    line = worker_lines.newest_of_first_rank(records.worker_lines, worker_lines.CpuLine)
     if line is not None and line.thresholds == KEPT:
         return f"{line.kept_because}: peaks need malloc thresholds of ours"
     if line is not None and line.thresholds == ORDINARY:
@@ -230,7 +220,7 @@ def _losses(steps: list[Step], not_finite: int) -> record.Losses:
     )
 
 
-def _flops(run: RunFile | None, ran: ActualLine | None, throughput: record.Throughput) -> record.Flops:
+def _flops(run: RunFile | None, ran: worker_lines.ActualLine | None, throughput: record.Throughput) -> record.Flops:
     """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
     rate = throughput.samples_per_s.typical
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
@@ -267,12 +257,15 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: record.Throu
 def _memory(records: RunRecords) -> record.MemoryFigures:
     """Peaks of the worst rank, warm-up steps included: a CPU run measures its memory in these alone."""
     totals = [records.totals(rank) for rank in records.steps]
+    samples = (records.device_samples.get(uuid, ()) for uuid in (records.run.device_uuids if records.run else ()))
     return record.MemoryFigures(
         peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
         peak_reserved_bytes=highest(rank.peak_reserved_bytes for rank in totals),
-        device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
+        device_peak_used_bytes=highest(sample.memory_used_bytes for of_device in samples for _, sample in of_device),
         # A warm process tried other settings than the one that was predicted.
-        predicted_bytes=records.run.predicted_bytes if records.run and records.run.role not in WARM_ROLES else None,
+        predicted_bytes=records.run.predicted_bytes
+        if records.run and records.run.role not in worker_lines.WARM_ROLES
+        else None,
         alloc_retries=highest(rank.alloc_retries for rank in totals),
         not_measured_because=_no_peak_reason(records),
     )
@@ -283,7 +276,7 @@ def _loss_scaling(records: RunRecords) -> record.LossScaling | None:
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None
-    skipped = sum(isinstance(line, OverflowLine) for line in records.worker_lines.get(0, []))
+    skipped = sum(isinstance(line, worker_lines.OverflowLine) for line in records.worker_lines.get(0, []))
     return record.LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
@@ -441,10 +434,10 @@ def _start(records: RunRecords) -> RunStart | None:
     if run is None or start is None:
         return start
     lines = records.worker_lines.get(0, [])
-    phases = {line.phase: line.t_ns for line in reversed(lines) if isinstance(line, PhaseLine)}
+    phases = {line.phase: line.t_ns for line in reversed(lines) if isinstance(line, worker_lines.PhaseLine)}
     ends_ns = {
         "plan": run.clock.monotonic_ns,
-        "process": next((line.t_ns for line in lines if isinstance(line, StartedLine)), None),
+        "process": next((line.t_ns for line in lines if isinstance(line, worker_lines.StartedLine)), None),
         "imports": phases.get("data"),
         "data": phases.get("model"),
         "model": phases.get("train"),

@@ -172,9 +172,8 @@ def judge(facts: EndFacts) -> Verdict:
         *(_kernel_killed, _rank_lost, _stopped, _printed_oom, _by_exit_code),
     )
     verdict = _with_limit(facts, next(verdict for rule in rules if (verdict := rule(facts)) is not None))
-    has_failed = verdict.state in ("failed", "failed_to_start") or (
-        verdict.state == "killed" and facts.end.stop_ns is None
-    )
+    is_killed = verdict.state == "killed" and facts.end.stop_ns is None
+    has_failed = is_killed or verdict.state in ("failed", "failed_to_start")
     if facts.end.full_disk_text is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.

@@ -494,11 +494,8 @@ def full_disk_text(path: Path | None) -> str | None:
     reading = threading.Thread(target=read_free, daemon=True)
     reading.start()
     reading.join(DISK_ANSWERS_S)
-    return (
-        f"offload_path={path} is full ({mebibytes(free_readings[0])} free)"
-        if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
-        else None
-    )
+    is_full = bool(free_readings) and free_readings[0] < DISK_FULL_BELOW_BYTES
+    return f"offload_path={path} is full ({mebibytes(free_readings[0])} free)" if is_full else None
 
 
 def stand_by(order: str) -> None:

@@ -15,18 +15,7 @@ from functools import cached_property
 
 from trainfast_runner.errors import highest, lowest
 from trainfast_runner.records.run_file import BatchWidths
-from trainfast_runner.search.batch_journal import (
-    CONFIRM_STEP,
-    MAX_SIZE_RATIO,
-    BatchAnswer,
-    BatchSnapshot,
-    BatchStep,
-    ConfirmationRun,
-    MemoryFit,
-    Predicted,
-    Probe,
-    Tried,
-)
+from trainfast_runner.search import batch_journal
 from trainfast_runner.search.journal import EndState
 from trainfast_runner.units import counted, largest_fitting, mebibytes
 
@@ -55,7 +44,7 @@ A maximum may be off by the same share and still be called exact."""
 
 
 @dataclass(frozen=True)
-class BatchState(BatchSnapshot):
+class BatchState(batch_journal.BatchSnapshot):
     """A search with the sizes that its fits allow."""
 
     no_oom: bool = False
@@ -126,7 +115,7 @@ class BatchState(BatchSnapshot):
         return f"a search tries at most {MAX_PROBES} sizes" if self.counted_probes >= MAX_PROBES else None
 
 
-def decide(state: BatchState) -> BatchStep:
+def decide(state: BatchState) -> batch_journal.BatchStep:
     """Return the next step."""
     if len(state.probes) - state.counted_probes >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
@@ -135,22 +124,22 @@ def decide(state: BatchState) -> BatchStep:
     return _towards_boundary(state) if state.fits else _before_any_fitted(state)
 
 
-def _probe(batch_size: int, reason: str) -> BatchStep:
-    return BatchStep(action="probe", batch_size=batch_size, why=reason)
+def _probe(batch_size: int, reason: str) -> batch_journal.BatchStep:
+    return batch_journal.BatchStep(action="probe", batch_size=batch_size, why=reason)
 
 
-def _confirm(batch_size: int, reason: str) -> BatchStep:
+def _confirm(batch_size: int, reason: str) -> batch_journal.BatchStep:
     words = f"{reason}: confirming {batch_size} in a fresh process"
-    return BatchStep(action=CONFIRM_STEP, batch_size=batch_size, why=words)
+    return batch_journal.BatchStep(action=batch_journal.CONFIRM_STEP, batch_size=batch_size, why=words)
 
 
-def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> BatchStep:
-    return BatchStep(action="end", batch_size=batch_size, why=reason, end_state=end_state)
+def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> batch_journal.BatchStep:
+    return batch_journal.BatchStep(action="end", batch_size=batch_size, why=reason, end_state=end_state)
 
 
-def _before_any_fitted(state: BatchState) -> BatchStep:
+def _before_any_fitted(state: BatchState) -> batch_journal.BatchStep:
     """Probe a small size by the prediction, else the start that it names; then much smaller ones, down to 1."""
-    prediction, too_large = state.prediction or Predicted(), state.too_large
+    prediction, too_large = state.prediction or batch_journal.Predicted(), state.too_large
     if too_large == 1:
         return _end("nothing_fits", "a batch of 1 does not fit")
     if too_large is not None:
@@ -165,7 +154,7 @@ def _before_any_fitted(state: BatchState) -> BatchStep:
     return _probe(small_size, f"{words}; trying {small_size} first, to check the prediction")
 
 
-def _towards_boundary(state: BatchState) -> BatchStep:
+def _towards_boundary(state: BatchState) -> batch_journal.BatchStep:
     """After a size fitted: probe the next one, or confirm once the sizes on both sides are close enough."""
     fitted, too_large = state.largest_fitted, state.too_large
     below_too_large = (too_large or LARGEST_BATCH + 1) - 1
@@ -195,7 +184,7 @@ def _towards_boundary(state: BatchState) -> BatchStep:
     return _probe(next_size, f"{words}: running it shows whether it fits")
 
 
-def _between(state: BatchState, too_large: int) -> BatchStep:
+def _between(state: BatchState, too_large: int) -> batch_journal.BatchStep:
     """Probe between a size that fitted and a size that was too large, further apart than the tolerance."""
     fitted = state.largest_fitted
     if sum(probe.outcome == "oom" for probe in state.probes) == 1:
@@ -206,7 +195,7 @@ def _between(state: BatchState, too_large: int) -> BatchStep:
     return _probe(middle, f"{too_large} does not fit either; trying half-way to {fitted}, which fits")
 
 
-def _after_confirmation(state: BatchState) -> BatchStep:
+def _after_confirmation(state: BatchState) -> batch_journal.BatchStep:
     """End the search if the last confirmation run finished; if memory ran out, confirm or probe a smaller size."""
     last_run = state.confirmations[-1]
     last_size = last_run.batch_size
@@ -250,7 +239,9 @@ def _is_refuted(state: BatchState, batch_size: int, missing_bytes: int) -> bool:
     The size that ran out needs more than the fit and its error, and by more than the tolerance unless an earlier
     confirmation run ran out too. On a GPU a size that fitted close below says no more: fragmentation scatters.
     """
-    close_size = min(batch_size - 1, MAX_SIZE_RATIO * batch_size if state.asked.device == "cuda" else batch_size)
+    close_size = min(
+        batch_size - 1, batch_journal.MAX_SIZE_RATIO * batch_size if state.asked.device == "cuda" else batch_size
+    )
     if state.largest_fitted >= close_size or state.counted_probes >= MAX_PROBES:
         return False
     fit = state.tightest(batch_size)
@@ -260,7 +251,7 @@ def _is_refuted(state: BatchState, batch_size: int, missing_bytes: int) -> bool:
     return is_wrong and (wrong_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1)
 
 
-def answer_of(state: BatchState) -> BatchAnswer:
+def answer_of(state: BatchState) -> batch_journal.BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
     max_batch = confirmation.batch_size
@@ -275,7 +266,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         next_words = between if state.fits_by_line(max_batch + 1) else certainty
         certainty = f"{too_large} ran out of memory" + (f"; {next_words}" if too_large > max_batch + 1 else "")
     widths = _widths(state)
-    return BatchAnswer(
+    return batch_journal.BatchAnswer(
         max_batch=max_batch,
         samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(max_batch),
@@ -325,9 +316,11 @@ def _widths_note(widths: BatchWidths | None) -> str:
     return f"{tried}: {seen}, and a wider batch needs more memory"
 
 
-def failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
+def failed_runs(state: BatchState) -> list[batch_journal.Probe | batch_journal.ConfirmationRun]:
     """Return the probes and confirmation runs that ran out of memory."""
-    failed_probes: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
+    failed_probes: list[batch_journal.Probe | batch_journal.ConfirmationRun] = [
+        probe for probe in state.probes if probe.outcome == "oom"
+    ]
     return failed_probes + [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
 
 
@@ -337,7 +330,7 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def margins_of(state: BatchState, fit: MemoryFit, max_batch: int) -> dict[str, int]:
+def margins_of(state: BatchState, fit: batch_journal.MemoryFit, max_batch: int) -> dict[str, int]:
     """Return the bytes that the recommended batch leaves free, by the reason."""
     spread_bytes = round(SPREAD_SHARE * fit.need_bytes(max_batch))
     margins = {f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})": spread_bytes}
@@ -374,7 +367,7 @@ def _recommended(state: BatchState, max_batch: int, margins: dict[str, int]) -> 
     return size, f"leaves {left}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}"
 
 
-def _fastest(state: BatchState) -> Tried | None:
+def _fastest(state: BatchState) -> batch_journal.Tried | None:
     """Return the probe or confirmation run of the highest rate; None on a CPU.
 
     A search measures memory in every step on a CPU, and such speeds do not rank.
@@ -386,9 +379,9 @@ def _fastest(state: BatchState) -> Tried | None:
     return max(timed, key=lambda run: (run.samples_per_s or 0.0, run.batch_size), default=None)
 
 
-def _headroom(state: BatchState, fit: MemoryFit, max_batch: int) -> int:
+def _headroom(state: BatchState, fit: batch_journal.MemoryFit, max_batch: int) -> int:
     """Return the bytes that a rank's limit had left at this batch: the least that was measured, else by the fit."""
-    tried: list[Tried] = [probe for probe in state.probes_that_fit if probe.batch_size == max_batch]
+    tried: list[batch_journal.Tried] = [probe for probe in state.probes_that_fit if probe.batch_size == max_batch]
     ranks = [rank for run in (*tried, state.confirmations[-1]) for rank in run.ranks if rank.rank == fit.rank]
     peak_bytes = highest(state.counted_bytes(rank) for rank in ranks)
     return round(fit.limit_bytes - (fit.need_bytes(max_batch) if peak_bytes is None else peak_bytes))

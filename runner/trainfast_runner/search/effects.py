@@ -59,12 +59,9 @@ class StepRule:
 
 def relative_error(step_ms: Sequence[float]) -> float:
     """Return the standard error of the median step time, as a share of the median; infinite below three steps."""
-    residuals = _residuals(step_ms)
-    return (
-        MAD_TO_SIGMA * statistics.median(residuals) * math.sqrt(MEDIAN_VARIANCE / len(step_ms))
-        if residuals
-        else math.inf
-    )
+    if not (residuals := _residuals(step_ms)):
+        return math.inf
+    return MAD_TO_SIGMA * statistics.median(residuals) * math.sqrt(MEDIAN_VARIANCE / len(step_ms))
 
 
 def _residuals(step_ms: Sequence[float]) -> list[float]:
@@ -136,11 +133,8 @@ class Measurements:
         """Return the variance of a trial's ln rate by the pooled steps and the drift of its process."""
         # Both ends of a drift have an error: half of its square is the variance of one.
         drift_variance = self.drifts.get(trial.run_id, 0.0) ** 2 / 2
-        return (
-            MEDIAN_VARIANCE * self.step_deviation**2 / max(1, len(trial.step_ms))
-            + MIN_RATE_DEVIATION**2
-            + drift_variance
-        )
+        steps_variance = MEDIAN_VARIANCE * self.step_deviation**2 / max(1, len(trial.step_ms))
+        return steps_variance + MIN_RATE_DEVIATION**2 + drift_variance
 
 
 def reference_of(trials: Sequence[Trial]) -> Trial | None:

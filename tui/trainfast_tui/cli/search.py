@@ -70,8 +70,8 @@ def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def search_best_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_search_arguments(parser)
-    varied = "every knob that keeps the training the same; mixed precision counts as the same"
-    add_repeated(parser, "--vary", "KNOB=A,B,C", f"vary this knob; may be given again. Without it: {varied}")
+    words = f"vary this knob; may be given again. Without it: {best_words.EVERY_KNOB}"
+    add_repeated(parser, "--vary", "KNOB=A,B,C", words)
     parser.add_argument(
         "--global-batch", type=positive, metavar="N", help="samples of one optimizer step (the preset's)"
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import STAMP_CHARACTERS, Home
 from trainfast_runner.records.run_directory import is_alive, notable_reason, state_text
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.history import RunRow, row_of
@@ -168,10 +168,6 @@ class RunsScreen(AppScreen):
         self._show_runs([other for other in self._all_rows or () if other.run_id != row.run_id])
 
 
-ID_TIME_LETTERS = len("20261121-054455")
-"""The letters of a run's id that are its start."""
-
-
 class RunsTable(SortedTable[RunRow]):
     """Rows with a cursor and marks."""
 
@@ -251,7 +247,7 @@ class RunsTable(SortedTable[RunRow]):
 
 def _started(row: RunRow) -> str:
     if row.started_wall_ns is None:
-        return row.run_id[:ID_TIME_LETTERS]
+        return row.run_id[:STAMP_CHARACTERS]
     return time.strftime("%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
 
 

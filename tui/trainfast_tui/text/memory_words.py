@@ -113,11 +113,7 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
             yield f"The predicted peak, without any margin, is {size(needed)} of {size(limit)}: {too_much} too much."
         else:
             yield f"The predicted peak is {size(needed)} of {size(limit)}: it used more than predicted."
-    if (
-        needed is not None
-        and explanation.batch_size is None
-        and not any(_may_fit(change) for change in explanation.changes)
-    ):
+    if needed is not None and explanation.batch_size is None and not any(map(_may_fit, explanation.changes)):
         yield "No change of knobs makes it fit by the prediction."
     for advice in explanation.advice:
         yield f"Try: {advice}."

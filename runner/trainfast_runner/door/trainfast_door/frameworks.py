@@ -51,7 +51,8 @@ def install(run: ScriptRun) -> None:
     }
     hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
     if run.is_trial:
-        keep_from_saving(run)
+        run.suppressed["experiment trackers"] = None
+        hook_modules({name: functools.partial(_silence, names, run) for name, names in SAVE_FUNCTIONS.items()})
 
 
 def _follow_deepspeed(module: Any, run: ScriptRun) -> None:
@@ -270,12 +271,6 @@ SAVE_FUNCTIONS = {
     "huggingface_hub.hf_api": (*UPLOAD_METHODS, *(f"HfApi.{name}" for name in UPLOAD_METHODS)),
 }
 """Functions that write checkpoints or upload them, by module; in a trial they do nothing."""
-
-
-def keep_from_saving(run: ScriptRun) -> None:
-    """Hook the functions that save, in a trial."""
-    run.suppressed["experiment trackers"] = None
-    hook_modules({name: functools.partial(_silence, names, run) for name, names in SAVE_FUNCTIONS.items()})
 
 
 def _silence(names: tuple[str, ...], run: ScriptRun, module: Any) -> None:

@@ -24,12 +24,9 @@ from .samples import (
     Batch,
     EncoderDecoderSplit,
     ImageSamples,
+    Masking,
     TextSamples,
     collate_whole_batch,
-    corpus_classes,
-    corpus_ids,
-    corpus_masking,
-    corpus_texts,
     image_samples,
     packed_pieces,
     pieces_of,
@@ -131,7 +128,7 @@ def _token_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None]) 
 def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderDecoderSplit | None) -> TextSamples:
     """The samples of a corpus: packed, or its texts as they are. Raises InvalidInput if it has too few tokens."""
     data, knobs = spec.data, spec.knobs
-    ids, seq_len = corpus_ids(corpus), knobs.seq_len
+    ids, seq_len = _corpus_ids(corpus), knobs.seq_len
     pad_id = width = None
     if knobs.samples == "packed":
         pieces = packed_pieces(len(ids), seq_len)
@@ -143,18 +140,46 @@ def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderD
                 nearest=str(max(len(ids), 1)),
             )
     else:
-        pieces = pieces_of(corpus_texts(corpus, "lengths"), seq_len)
+        pieces = pieces_of(_corpus_texts(corpus, "lengths"), seq_len)
         if not len(pieces.starts):
             raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
         pad = getattr(text_part(config), "pad_token_id", None)
         pad_id = pad if isinstance(pad, int) and 0 <= pad < vocab_size(config) else 0
         # A schedule's buffers and a compiled graph are made for one shape.
         width = seq_len if STRATEGIES[knobs.strategy].is_pipeline or knobs.compile != "off" else None
-    masking = corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None
+    masking = _corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None
     classes = None
     if data.objective == "sequence-classification":
-        classes = corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
+        classes = _corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
     return TextSamples(ids, pieces, pad_id, width, masking, classes, split, corpus.source, synthetic=False)
+
+
+def _corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
+    """The token ids of a corpus, one text after the other."""
+    ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
+    # Reading every page now keeps the page cache out of the training's memory figures.
+    if len(ids):
+        ids.max()
+    return ids
+
+
+def _corpus_masking(corpus: Corpus, seed: int) -> Masking:
+    """Masking for a corpus. Raises InvalidInput if its tokenizer has no mask token."""
+    if corpus.mask_id is None:
+        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", key="data.tokenizer")
+    return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
+
+
+def _corpus_texts(corpus: Corpus, name: str) -> NDArray[np.int64]:
+    """The `lengths` or the `labels` of a corpus's texts, one for each."""
+    return np.fromfile(corpus.folder / f"{name}.bin", dtype="<i8")
+
+
+def _corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its text."""
+    texts = np.searchsorted(np.cumsum(_corpus_texts(corpus, "lengths")), starts, side="right")
+    labels: NDArray[np.int64] = _corpus_texts(corpus, "labels")[texts] % classes
+    return labels
 
 
 def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:

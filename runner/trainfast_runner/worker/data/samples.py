@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
 from ..model.model_config import image_shape
-from .corpus import Corpus, make_once
+from .corpus import make_once
 
 IGNORED_LABEL = -100
 """cross_entropy's default ignore_index."""
@@ -83,34 +83,6 @@ class EncoderDecoderSplit:
 def collate_whole_batch(batch: Any) -> Any:
     """Collate the batches of a dataset that returns whole ones."""
     return batch
-
-
-def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
-    """The token ids of a corpus, one text after the other."""
-    ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
-    # Reading every page now keeps the page cache out of the training's memory figures.
-    if len(ids):
-        ids.max()
-    return ids
-
-
-def corpus_masking(corpus: Corpus, seed: int) -> Masking:
-    """Masking for a corpus. Raises InvalidInput if its tokenizer has no mask token."""
-    if corpus.mask_id is None:
-        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", key="data.tokenizer")
-    return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
-
-
-def corpus_texts(corpus: Corpus, name: str) -> NDArray[np.int64]:
-    """The `lengths` or the `labels` of a corpus's texts, one for each."""
-    return np.fromfile(corpus.folder / f"{name}.bin", dtype="<i8")
-
-
-def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its text."""
-    texts = np.searchsorted(np.cumsum(corpus_texts(corpus, "lengths")), starts, side="right")
-    labels: NDArray[np.int64] = corpus_texts(corpus, "labels")[texts] % classes
-    return labels
 
 
 SHORTEST_TOKENS = 2
