@@ -8,20 +8,26 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+import yaml
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
 from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.run_file import RunNode
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import expand_paths, resolve
 
 RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
 
-def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", **knobs):
+FORMS = ("command", "preset", "torchrun", "training-args", "accelerate")
+
+
+def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", nodes=(), by_slurm=False, **knobs):
     of_run = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "preset": preset}
     placed = {"device": device, "world_size": ranks, "device_uuids": list(uuids)}
+    placed |= {"nodes": list(nodes), "by_slurm": by_slurm}
     run = run_file(**of_run, **placed, knobs={**defaults(), "devices": ranks, **knobs})
     return export_run(run, folder, to)
 
@@ -37,6 +43,19 @@ def test_the_trainer_export_names_the_processes_it_needs(tmp_path):
     assert "# strategy=dp: one process that sees 2 GPUs" in exported("training-args", tmp_path, strategy="dp").text
 
 
+def test_a_run_on_several_nodes_is_exported_with_them(tmp_path):
+    nodes = [RunNode(host=host, world_size=2) for host in ("box1", "local")]
+    text = {form: exported(form, tmp_path, ranks=4, strategy="ddp", devices=2, nodes=nodes).text for form in FORMS}
+    assert " run tiny-llama --hosts box1,local " in text["command"] and " --set devices=2" in text["command"]
+    assert "# For as many nodes: trainfast-tui run FILE --hosts box1,local" in text["preset"]
+    assert "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint box1:29500" in text["torchrun"]
+    assert "# strategy=ddp on each node: torchrun --nnodes 2" in text["training-args"]
+    machines = yaml.safe_load(text["accelerate"])
+    assert (machines["num_machines"], machines["num_processes"], machines["main_process_ip"]) == (2, 4, "box1")
+    placed = [RunNode(), RunNode()]
+    assert "--slurm=--nodes=2" in exported("command", tmp_path, strategy="ddp", nodes=placed, by_slurm=True).text
+
+
 def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     with pytest.raises(UserError, match="ended before its model had adapters"):
         exported("training-args", tmp_path, ranks=1, method="lora")
@@ -50,7 +69,10 @@ def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     assert set(names["lora"].target_modules) == set(layers)
     assert names["bits"].bnb_4bit_use_double_quant
     assert str(names["bits"].bnb_4bit_compute_dtype) == "torch.bfloat16"
-    assert "# model = get_peft_model(prepare_model_for_kbit_training(model), lora)" in text
+    assert (
+        "return get_peft_model(prepare_model_for_kbit_training(model, use_gradient_checkpointing=False), lora)" in text
+    )
+    assert "Cannot be expressed" not in text
     assert {"method", "lora_rank"} <= {*exported("torchrun", tmp_path, ranks=1, method="lora", lora_rank=8).left_out}
 
 

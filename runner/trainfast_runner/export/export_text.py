@@ -10,6 +10,8 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.catalog import ALLOCATOR_VARIABLES
 from trainfast_runner.worker.shared.memory_limit import ORDINARY_VARIABLES
 
+TORCHRUN_PORT = 29500
+"""torchrun's own default for an endpoint without a port."""
 SAME_RUN_HERE = "--to command, which starts the same run here"
 """The advice where a form cannot express a run."""
 
@@ -27,14 +29,33 @@ class ExportText:
     """Further texts that `-o` writes, by file name."""
 
 
-def torchrun_words(ranks: int) -> list[str]:
-    """The words that start a script with this many ranks."""
-    return ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
+def torchrun_words(run: RunFile) -> list[str]:
+    """The words that start a script with the run's ranks; of a run on several nodes those for each node."""
+    if not run.nodes:
+        return ["torchrun", "--standalone", "--nproc-per-node", str(run.world_size)]
+    count, ranks = str(len(run.nodes)), str(run.nodes[0].world_size)
+    endpoint = f"{first_host(run)}:{TORCHRUN_PORT}"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run.run_id]
+    return ["torchrun", "--nnodes", count, "--nproc-per-node", ranks, *meeting]
 
 
-def torchrun_comments(subject: str, ranks: int) -> list[str]:
-    """A comment with the command that starts a script with this many ranks; none for one rank."""
-    return [f"{subject}: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
+def torchrun_comments(subject: str, run: RunFile) -> list[str]:
+    """A comment with the command that starts a script with the run's ranks; none for one rank."""
+    on_each = " on each node" if run.nodes else ""
+    return [f"{subject}{on_each}: {' '.join(torchrun_words(run))} SCRIPT"] if run.world_size > 1 else []
+
+
+def first_host(run: RunFile) -> str:
+    """The name by which the others reach node 0; a placeholder where Slurm picks it."""
+    host = run.nodes[0].host
+    return {"local": "localhost", "": "HOST_OF_NODE_0"}.get(host, host)
+
+
+def hosts_words(run: RunFile) -> list[str]:
+    """The options of `run` that place the nodes, of sbatch only their count; empty for a run on one machine."""
+    if run.by_slurm:
+        return [f"--slurm=--nodes={len(run.nodes)}"]
+    return ["--hosts", ",".join(node.host for node in run.nodes)] if run.nodes else []
 
 
 def file_comment(run: RunFile, file: str, form: str) -> str:

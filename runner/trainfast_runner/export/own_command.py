@@ -41,8 +41,10 @@ def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> export_te
         for name, value in not_at_default(knobs).items()
         if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
-    text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return export_text.ExportText(text.strip(), [], file_name(run.preset, ".toml"))
+    text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs).strip()
+    if hosts := export_text.hosts_words(run):
+        text = "\n".join([*comments([f"For as many nodes: trainfast-tui run FILE {shell_line(hosts)}"]), text])
+    return export_text.ExportText(text, [], file_name(run.preset, ".toml"))
 
 
 def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
@@ -54,7 +56,7 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
         raise UserError(f"{run.run_id} has no model in its run.json", key="model")
     names_source = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
     model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if names_source else run.model
-    words = ["trainfast-tui", "run", reference]
+    words = ["trainfast-tui", "run", reference, *export_text.hosts_words(run)]
     sections = (("model.", model, {} if names_source else spec.model), ("data.", run.data, spec.data))
     for section, fields, preset_fields in sections:
         for name, value in fields.items():
@@ -65,7 +67,8 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
                 text = _joined_paths(value) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
-        if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
+        is_of_machine = name == "watch" or (name == "devices" and not run.nodes)
+        if value != spec.knobs[name] and not (is_of_machine and name not in run.overrides):
             words += ["--set", f"{name}={KNOBS_BY_NAME[name].text_of(value)}"]
     return shell_line(words)
 
@@ -241,7 +244,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> expor
         fields["use_cpu"] = True
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
-    launch = export_text.torchrun_comments(f"{run.world_size} processes", run.world_size)
+    launch = export_text.torchrun_comments(f"{run.world_size} processes", run)
     head = [*export_text.head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
     text = trainer_script.block_text(head, trainer_script.named_by_version(run, fields))
     return export_text.ExportText(text, [], trainer_script.TRAINING_ARGS_FILE)

@@ -159,10 +159,14 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> export_
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": ACCELERATE_NAMES.get(str(knobs["precision"])),
-        "num_machines": 1,
+        "num_machines": max(1, len(run.nodes)),
         "num_processes": run.world_size,
         "use_cpu": run.device == "cpu",
     }
+    if run.nodes:
+        # The file is node 0's: each other node has its own number in it.
+        place = {"machine_rank": 0, "rdzv_backend": "c10d", "main_process_port": export_text.TORCHRUN_PORT}
+        config |= {**place, "main_process_ip": export_text.first_host(run)}
     if knobs["precision"] == "fp8":
         # accelerate has other libraries for it too.
         config["fp8_config"] = {"backend": "AO"}
@@ -231,6 +235,8 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> export_t
     Raises UserError where a script with it would be another run.
     """
     arguments, left_out = trainer_arguments(run, knobs)
+    has_adapters = knobs["method"] in catalog.WITH_ADAPTERS
+    left_out = [name for name in left_out if not (has_adapters and name in ("method", *catalog.ADAPTER_KNOBS))]
     elsewhere = [
         f"{name}={KNOBS_BY_NAME[name].text_of(knobs[name])}: {KNOBS_BY_NAME[name].same_as.training_args}"
         for name in settings_to_express(knobs)
@@ -245,7 +251,7 @@ def training_block(run: RunFile, knobs: KnobValues, directory: Path) -> export_t
     launch = [*_process_comments(run, strategy_of(knobs)), *export_text.memory_comments(run)]
     head = [*export_text.head_comments(run, packages, left_out), *elsewhere, *launch]
     text = block_text(head, named_by_version(run, arguments))
-    if knobs["method"] in catalog.WITH_ADAPTERS:
+    if has_adapters:
         text += "\n\n" + _adapter_block(run, knobs, directory)
     return export_text.ExportText(text, left_out, TRAINING_ARGS_FILE)
 
@@ -262,7 +268,8 @@ def _adapter_block(run: RunFile, knobs: KnobValues, directory: Path) -> str:
     packages = [f"{name} {run.versions[name]}" for name in ("peft", "bitsandbytes") if run.versions.get(name)]
     rank = knobs["lora_rank"]
     config = {"r": rank, "lora_alpha": rank, "lora_dropout": 0.0, "target_modules": actual.adapted_layers}
-    lines = ["# For the model, before the Trainer gets it" + (f" ({', '.join(packages)})" if packages else "")]
+    versions = f" ({', '.join(packages)})" if packages else ""
+    lines = [f"# Before the Trainer gets the model: model = with_adapters(model){versions}"]
     if knobs["method"] == "qlora":
         dtype = "float16" if knobs["precision"] == "fp16" else "bfloat16"
         bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -270,10 +277,15 @@ def _adapter_block(run: RunFile, knobs: KnobValues, directory: Path) -> str:
         lines += [*(_argument(*argument) for argument in bits.items())]
         lines += [f"{INDENT}bnb_4bit_compute_dtype=torch.{dtype},", ")"]
         lines += ["# model = AutoModelForCausalLM.from_pretrained(..., quantization_config=bits)", ""]
-    lines += ["from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training", "", "lora = LoraConfig("]
+    preparing = ", prepare_model_for_kbit_training" if knobs["method"] == "qlora" else ""
+    lines += [f"from peft import LoraConfig, get_peft_model{preparing}", "", "lora = LoraConfig("]
     lines += [_argument(name, value) for name, value in config.items()]
-    prepared = "prepare_model_for_kbit_training(model)" if knobs["method"] == "qlora" else "model"
-    return "\n".join([*lines, ")", f"# model = get_peft_model({prepared}, lora)"])
+    # peft would checkpoint every layer, whatever the Trainer was asked for.
+    kept = "prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)"
+    prepared = kept if preparing else "model"
+    return "\n".join(
+        [*lines, ")", "", "", "def with_adapters(model):", f"{INDENT}return get_peft_model({prepared}, lora)"]
+    )
 
 
 def block_text(head: Sequence[str], arguments: Mapping[str, object]) -> str:
@@ -292,7 +304,7 @@ def _process_comments(run: RunFile, strategy: catalog.StrategyEntry) -> list[str
     """Comments: the command that gives a script of the Trainer as many processes."""
     if strategy.one_process and not strategy.one_device:
         return [f"strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
-    return export_text.torchrun_comments(f"strategy={strategy.name}", run.world_size)
+    return export_text.torchrun_comments(f"strategy={strategy.name}", run)
 
 
 SCRIPT_PLACEHOLDER = "train.py"
@@ -315,7 +327,7 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> export
     named = named_by_version(run, arguments).items()
     flags = [word for name, value in named for word in (f"--{name}", flag_text(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
-    launcher = export_text.torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
+    launcher = export_text.torchrun_words(run) if run.world_size > 1 else ["python"]
     words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
     unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)

@@ -29,8 +29,8 @@ else:
     import training_args
 
     args = training_args.args
-    if hasattr(training_args, "lora"):
-        model = training_args.get_peft_model(model, training_args.lora)
+    if hasattr(training_args, "with_adapters"):
+        model = training_args.with_adapters(model)
 args.save_strategy = "no"
 trainer = Trainer(model=model, args=args, train_dataset=Rows())
 trainer.train()

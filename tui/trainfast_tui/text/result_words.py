@@ -182,7 +182,8 @@ def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
 
 def _ran_as(actual: Actual, world_size: int) -> str:
     """Return processes, device, wrapper, dtype, optimizer and attention of the run."""
-    words = [counted(world_size, "process", "processes"), f"on {actual.device}"]
+    on_nodes = f" on {counted(actual.nodes, 'node')}" if actual.nodes and actual.nodes > 1 else ""
+    words = [counted(world_size, "process", "processes") + on_nodes, f"on {actual.device}"]
     if actual.wrapper not in (None, "none"):
         words.append(str(actual.wrapper))
     optimizer = actual.optimizer
