@@ -10,9 +10,10 @@ from recorded import a_run, a_search, answered
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
 from textual.events import Key, MouseScrollDown
 from textual.widget import Widget
+from textual.widgets import OptionList
 
 from trainfast_runner.records.home import Home
-from trainfast_tui.panels.dialogs import TextDialog, YesDialog
+from trainfast_tui.panels.dialogs import ValueDialog, YesDialog
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.panels.table_view import TableView
@@ -55,14 +56,24 @@ async def test_a_colon_opens_the_palette(home: Home) -> None:
         assert type(app.screen).__name__ == "CommandPalette"
 
 
-async def test_a_click_chooses_a_knob_and_another_one_types_its_value(home: Home) -> None:
+async def test_a_click_chooses_a_knob_and_two_more_one_of_its_values(home: Home) -> None:
     async with running(home, a_snapshot(None)) as (app, pilot):
         panel = app.screen.query_one(KnobPanel)
         place = row_of(app, panel, "grad_accum")
         await pilot.click(panel, offset=place)
         assert panel.current == "grad_accum"
         await pilot.click(panel, offset=place)
-        assert isinstance(app.screen, TextDialog)
+        assert isinstance(app.screen, ValueDialog)
+        values = app.screen.query_one(OptionList)
+        await pilot.click(values, offset=row_of(app, values, "16"))
+        assert app.screen is app.main
+        assert app.session.next_run.spec.knobs["grad_accum"] == 16
+
+
+async def test_the_filter_goes_to_the_knob_of_this_name(home: Home) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.press("slash", *"samples", "enter")
+        assert app.screen.query_one(KnobPanel).current == "samples"
 
 
 async def test_a_click_on_the_footer_is_its_key(home: Home) -> None:

@@ -20,16 +20,19 @@ def ask_text(
     value: str,
     accept: Callable[[str], object],
     then: Callable[[str], object] | None = None,
-    choices: Mapping[str, Sequence[str]] | None = None,
+    choices: Mapping[str, Sequence[str]] | Sequence[str] = (),
 ) -> None:
-    """Ask for a line of text, which is `value` at first; with `choices`, for words `name=a,b` of these values.
+    """Ask for a line of text, which is `value` at first, or for one of the `choices`; of a mapping for `name=a,b`.
 
     Enter calls `accept`; the dialog stays open if that raises a UserError, else it closes and calls `then`.
     """
-    from trainfast_tui.panels.dialogs import ChecklistDialog, TextDialog
+    from trainfast_tui.panels.dialogs import ChecklistDialog, TextDialog, ValueDialog
 
     asked = (title, hint, value, accept)
-    dialog = TextDialog(*asked) if choices is None else ChecklistDialog(*asked, choices)
+    if isinstance(choices, Mapping):
+        dialog: TextDialog = ChecklistDialog(*asked, choices)
+    else:
+        dialog = ValueDialog(*asked, choices) if choices else TextDialog(*asked)
     app.push_screen(dialog, None if then is None else _unless_left(then))
 
 

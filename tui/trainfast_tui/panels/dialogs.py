@@ -103,12 +103,36 @@ class TextDialog(Dialog[str]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
+        self.take(event.value)
+
+    def take(self, text: str) -> None:
+        """Accept this text, or show why it is refused."""
         try:
-            self._accept(event.value)
+            self._accept(text)
         except UserError as error:
             self.query_one(".wrong", Static).update(Text(plain(error.line_without_option())))
         else:
-            self.dismiss(event.value)
+            self.dismiss(text)
+
+
+class ValueDialog(TextDialog):
+    """One line of text above a list of usual values: a click on one takes it, and so does Enter."""
+
+    BINDINGS = [Binding("down", "app.focus_next", "to the list", show=False)]
+
+    def __init__(
+        self, title: str, hint: str, value: str, accept: Callable[[str], object], values: Sequence[str]
+    ) -> None:
+        super().__init__(title, hint, value, accept)
+        self._values = values
+
+    def body(self) -> ComposeResult:
+        yield from super().body()
+        yield OptionList(*self._values, markup=False)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.take(self._values[event.option_index])
 
 
 class ChoiceList(OptionList):

@@ -139,9 +139,9 @@ class KnobPanel(ListWidget, can_focus=True):
             self.move_to(name)
 
     def filter_knobs(self, words: str) -> None:
-        """List only the knobs whose name, group or description contains all of these words."""
+        """List only the knobs whose name, group or description contains all of these words; a name comes first."""
         self._words = words
-        self.show_knobs()
+        self.show_knobs(next((name for name in KNOBS_IN_ORDER if words and name.startswith(words)), ""))
 
     def action_turn(self, by: int, around: bool = False) -> None:
         next_run = self._session.next_run
@@ -175,7 +175,10 @@ class KnobPanel(ListWidget, can_focus=True):
             if self._session.next_run is not None:
                 self._change(self._session.next_run.with_value(entry.name, text))
 
-        ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
+        current = next_run.spec.knobs.get(entry.name)
+        usual = list(dict.fromkeys(map(entry.text_of, entry.values.ladder(current))))
+        hint, text = entry.values.describe(), next_run.text_of(entry.name)
+        ask_text(self.app, entry.name, hint, text, set_value, choices=usual)
 
     def action_preset(self) -> None:
         session, next_run = self._session, self._session.next_run
