@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
-EFFECT_HEADER = ("value", "instead of", FigureHeading("gave (95 % CI)"), "measured by")
+EFFECT_HEADER = ("value", "instead of", FigureHeading("gave (95 % CI)"), "from")
 PARETO_HEADER = ("fastest in its memory", *figure_headings("rate", "peak"))
 
 
@@ -112,7 +112,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
         text_of = KNOBS_BY_NAME[effect.knob].text_of
-        basis = "a run without it" if effect.measured else "the trials"
+        basis = "a run without it" if effect.measured else "an estimate by all trials"
         yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 

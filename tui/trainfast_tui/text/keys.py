@@ -198,7 +198,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _back("b", help="Back to the main screen; the search goes on.", id="leave"),
         Action("cancel", "s", "stop", "Stop the search and keep its journal."),
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
-        Action("limit", "l", "limit", "Set the memory limit of the next search."),
+        Action("limit", "l", "limit", "Set the memory limit of the next run or search."),
         *_shares("the answer"),
         *_moves("TableView", "answer, row of sizes, or line of the question"),
     ),
