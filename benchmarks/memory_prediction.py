@@ -154,7 +154,7 @@ def rank_rows() -> Iterator[Row]:
     for preset, sizes, rows in (("tiny-llama", WIDE, RANKS), ("moe-small", MIXTURE, EXPERTS)):
         for settings in rows:
             words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
-            asked = [*sizes, *settings, "steps=3", "timing_warmup=2"]
+            asked = [*sizes, *settings, "steps=4", "timing_warmup=3"]
             yield _row(f"{preset} {words}", preset, asked, RANKS_WITHIN)
 
 
