@@ -112,7 +112,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
         text_of = KNOBS_BY_NAME[effect.knob].text_of
-        basis = "a run without it" if effect.measured else "an estimate by all trials"
+        basis = "a run without it" if effect.measured else "all trials"
         yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 
