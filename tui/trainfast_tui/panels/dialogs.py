@@ -130,6 +130,10 @@ class ValueDialog(TextDialog):
         yield from super().body()
         yield OptionList(*self._values, markup=False)
 
+    def on_mount(self) -> None:
+        if self._value in self._values:
+            self.query_one(OptionList).highlighted = self._values.index(self._value)
+
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.take(self._values[event.option_index])
