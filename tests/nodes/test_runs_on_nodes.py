@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cli.command import SMALL, Cli
+from cli.command import SMALL, Cli, until
 from nodes.sshd import Sshd
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.hosts import Host
@@ -242,19 +245,31 @@ def test_a_firewall_is_named_before_the_run_and_at_its_start(
     assert run.result().state == "failed_to_start"
 
 
-TAKEN = """
-import os, socket, sys
+WAITING = """
+import os, sys, time
 if "torch.distributed.run" in sys.orig_argv and os.environ.get("TRAINFAST_NODE") == "0":
     [endpoint] = [word for word in sys.orig_argv if word.startswith("--rdzv-endpoint=")]
-    taken = socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2])))
+    with open("{folder}/port.new", "w") as file:
+        file.write(endpoint.rpartition(":")[2])
+    os.rename("{folder}/port.new", "{folder}/port")
+    while not os.path.exists("{folder}/taken"):
+        time.sleep(0.01)
 """
-"""A Python in which another program takes the port of the rendezvous just before torchrun does."""
+"""A Python in which node 0's torchrun waits before it starts."""
 
 
-def test_a_port_that_is_taken_before_torchrun_has_it_ends_the_run(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TAKEN)
-    done = cli("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
+def test_the_port_is_kept_for_torchrun_and_who_takes_it_by_force_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WAITING.format(folder=tmp_path))
+    started = cli.start("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
+    until((tmp_path / "port").exists, "torchrun on node 0", 60)
+    port = int((tmp_path / "port").read_text())
+    with socket.socket() as polite, pytest.raises(OSError, match="in use"):
+        polite.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):  # it reuses addresses, and asks for this very one
+        (tmp_path / "taken").touch()
+        done = started.end()
     assert done.code == 4
-    assert "RendezvousConnectionError: The connection to the C10d store has failed" in done.out
+    words = rf"failed to start: \S+ \(process {os.getpid()}\) took port {port} before torchrun on node 0: run it again"
+    assert re.search(words, done.out), done.out
     run = Live(Home(cli.home).directory(Home(cli.home).run_ids()[-1]))
     assert run.result().state == "failed_to_start"

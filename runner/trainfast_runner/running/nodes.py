@@ -22,6 +22,7 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
+from trainfast_runner.units import plain
 from trainfast_runner.worker.shared.words import NODE_VARIABLE
 
 BEAT_S = 1.0
@@ -111,12 +112,17 @@ class Nodes:
                 self.lost[number] = f"{label} is lost: its supervisor was silent for {silent_s:.0f} s"
 
     def _listen(self, address: str) -> int:
-        """Listen on a free port until the other nodes have reached it, and return it."""
-        self._listener = socket.create_server(
-            (address, 0), family=address_family(address), backlog=len(self._run.nodes)
-        )
+        """Take a free port for the rendezvous and return it; listen there until the other nodes have reached it.
+
+        The socket that only holds it keeps it from all who ask for a free one, and torchrun can listen beside it.
+        """
+        self._holder = socket.socket(family := address_family(address))
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind((address, 0))
+        port = int(self._holder.getsockname()[1])
+        self._listener = socket.create_server((address, port), family=family, backlog=len(self._run.nodes))
         self._listener.setblocking(False)
-        return int(self._listener.getsockname()[1])
+        return port
 
     def meet(self) -> tuple[str, int] | None:
         """Return address and port of the ranks' rendezvous once every node can reach them; None while one has to come.
@@ -140,6 +146,18 @@ class Nodes:
             self._listener = None
         assert self.start.port is not None
         return self.start.address, self.start.port
+
+    def port_taken(self) -> str | None:
+        """Who listens on the port of the rendezvous although torchrun has ended, in words; None for nobody."""
+        import psutil
+
+        for one in psutil.net_connections("tcp") if self.node == 0 else ():
+            if one.status == psutil.CONN_LISTEN and one.laddr[1] == self.start.port:
+                who = "another program"
+                with suppress(psutil.Error):
+                    who = f"{psutil.Process(one.pid).name()} (process {one.pid})" if one.pid else who
+                return f"{plain(who)} took port {self.start.port} before torchrun on node 0: run it again"
+        return None
 
     def failed_node(self) -> int | None:
         """The first other node whose ranks have ended without success; None without one."""
