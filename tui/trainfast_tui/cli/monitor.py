@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +21,11 @@ from trainfast_runner.machine.telemetry.sampler import next_due_s, read_tick, ta
 from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import finite
 from trainfast_tui.cli.printing import can_redraw, print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.device_lines import gpu_line, host_line
-from trainfast_tui.text.format import ABSENT, FigureHeading, line_text, size, table, truncate
+from trainfast_tui.text.format import ABSENT, FigureHeading, cell_len, line_text, size, table, to_width, truncate
 from trainfast_tui.text.topology import topology_sections
 
 PIPE_WIDTH = 160
@@ -74,21 +77,36 @@ def monitor(arguments: argparse.Namespace) -> int:
         due = time.monotonic() + min(FIRST_INTERVAL_S, arguments.interval)
         if redraws:
             # A screen need not wait for the rates, which the second reading has.
-            _print(tick, as_json=False, begin=CLEAR_SCREEN)
+            _print(tick, as_json=False, redraws=True)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
-            _print(read_tick(nvml, host), arguments.json, begin=CLEAR_SCREEN if redraws else "")
+            _print(read_tick(nvml, host), arguments.json, redraws)
             due = next_due_s(due, arguments.interval)
     finally:
         nvml.close()
 
 
-def _print(tick: Tick, as_json: bool, *, begin: str = "") -> None:
-    sys.stdout.write(begin)
+def _print(tick: Tick, as_json: bool, redraws: bool = False) -> None:
     if as_json:
         print_json(_as_json(tick))
-    else:
-        print_lines(_lines(tick))
+        sys.stdout.flush()
+        return
+    width = terminal_width() or PIPE_WIDTH
+    no_gpu = [] if tick.devices else [f"no GPU: {why_no_gpu(tick)}"]
+    show([*rows_of(tick, width), *no_gpu, *lines_below(tick.devices)], redraws)
+
+
+def show(lines: Sequence[str], redraws: bool) -> None:
+    """Print the lines, with `redraws` in place of what the terminal shows; those below its last row are counted."""
+    if redraws:
+        # The cursor has the last row: a line there would push the first one out.
+        columns, rows = os.get_terminal_size()
+        ends = list(itertools.accumulate(max(1, -(-cell_len(line) // max(1, columns))) for line in lines))
+        if ends[-1] > rows - 1:
+            fitting = sum(end < rows - 1 for end in ends)
+            lines = [*lines[:fitting], f"{counted(len(lines) - fitting, 'more line')}: they need a taller terminal"]
+        sys.stdout.write(CLEAR_SCREEN)
+    print_lines(lines)
     sys.stdout.flush()
 
 
@@ -104,35 +122,44 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     return fields
 
 
-def _lines(tick: Tick) -> list[str]:
-    width = terminal_width() or PIPE_WIDTH
-    rows = [host_line(tick.host, tick.host.cpu_percent, width, bool(tick.devices))]
-    rows += [gpu_line(gpu, width, is_used=False, missing=tick.missing) for gpu in tick.devices]
-    lines = [truncate(line_text(row), width) for row in rows]
-    if not tick.devices:
-        return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    # A sentence with its cure does not fit in a row.
-    lines += [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*lines, *lines_below(tick.devices)]
+def rows_of(tick: Tick, width: int, host: str = "", host_cells: int = 0, *, any_gpu: bool = False) -> list[str]:
+    """Return the row of a machine and those of its GPUs, behind a column of hosts with HOST and HOST:INDEX if wide."""
+    room = width - host_cells
+    rows = [host_line(tick.host, tick.host.cpu_percent, room, any_gpu or bool(tick.devices))]
+    rows += [gpu_line(gpu, room, is_used=False, missing=tick.missing) for gpu in tick.devices]
+    names = [host, *(f"{host}:{gpu.index}" for gpu in tick.devices)]
+    return [truncate(to_width(name, host_cells) + line_text(row), width) for name, row in zip(names, rows, strict=True)]
 
 
-def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
-    """Return the lines below the table: the processes on the GPUs, then each problem with its cure.
+def why_no_gpu(tick: Tick) -> str:
+    """Return the reason for a reading without GPUs."""
+    return tick.missing.get("nvml", "none is listed")
 
-    Inside a container the driver gives host process ids, whose owner and command are unknown.
+
+def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool = True) -> list[str]:
+    """Return the lines below the rows: the processes on the GPUs, then each problem with its cure.
+
+    Owner and command are unknown on another machine, and in a container, where the driver gives host process ids.
     """
+    of_host = f"{host} " if host else ""
     answering = [gpu for gpu in gpus if not gpu.error]
     rows: list[tuple[str, ...]] = []
     for gpu in answering:
         for process in gpu.processes or ():
-            seen = owner_of(process.pid) if sees_host_pids() else None
+            seen = owner_of(process.pid) if is_here and sees_host_pids() else None
             owner, command = (ABSENT, ABSENT) if seen is None else (seen[0], command_line(process.pid) or ABSENT)
-            rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
+            rows.append((f"{of_host}{gpu.index}", str(process.pid), owner, size(process.memory_used_bytes), command))
     lines = (
         ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), rows, max_cells=48)] if rows else []
     )
-    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
-    return [*lines, *([""] if lines and wrong else []), *wrong]
+    wrong = [
+        f"{of_host}GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}"
+        for gpu in answering
+        for defect in defects(gpu)
+    ]
+    # A sentence with its cure does not fit in a row.
+    lost = [f"{of_host}GPU {gpu.index}: {gpu.error}" for gpu in gpus if gpu.error]
+    return [*lost, *lines, *([""] if lines and wrong else []), *wrong]
 
 
 def topo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,19 +19,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from trainfast_runner.machine.hosts import Host, host_argv, module_argv, ssh_failure
+from trainfast_runner.machine.hosts import LOCAL, Host, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import next_due_s
 from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.tick import SCHEMA, Tick
 from trainfast_runner.units import plain
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing import can_redraw, print_json, print_lines, terminal_width
-from trainfast_tui.text.device_lines import gpu_line, host_line
-from trainfast_tui.text.format import Line, line_text, to_width, truncate
+from trainfast_tui.cli.monitor import PIPE_WIDTH, lines_below, rows_of, show, why_no_gpu
+from trainfast_tui.cli.printing import can_redraw, print_json, terminal_width
+from trainfast_tui.text.format import to_width
 
-PIPE_WIDTH = 160
-"""The width of lines for a pipe."""
-CLEAR_SCREEN = "\x1b[H\x1b[J"
 SILENT_S, SILENT_INTERVALS = 10.0, 3
 """A host without a reading for this long, and for so many intervals, is silent: its child is started again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -138,18 +135,17 @@ def monitor_hosts(hosts: Sequence[Host], *, interval_s: float, once: bool, as_js
     Returns 4 if `once` got no reading at all.
     """
     monitors = [HostMonitor(host, interval_s) for host in {host.name: host for host in hosts}.values()]
-    begin = CLEAR_SCREEN if can_redraw(sys.stdout) and not (as_json or once) else ""
+    redraws = can_redraw(sys.stdout) and not once
     with _ended_on_leaving(monitors):
         _wait_for_first(monitors, ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
         due_s = time.monotonic()
         while True:
             readings = {one.name: one.reading for one in monitors}
-            sys.stdout.write(begin)
             if as_json:
                 print_json(_as_json(readings))
+                sys.stdout.flush()
             else:
-                print_lines(_lines(readings))
-            sys.stdout.flush()
+                show(_lines(readings), redraws)
             if once:
                 return 0 if any(reading.tick for reading in readings.values()) else EXIT_FAILED
             due_s = next_due_s(due_s, interval_s)
@@ -202,21 +198,19 @@ def _why_none(name: str, reading: Reading) -> str:
 
 
 def _lines(readings: dict[str, Reading]) -> list[str]:
-    """Return a row for each host and each of its GPUs, behind a column with HOST and HOST:INDEX."""
-    names = [
-        f"{name}:{gpu.index}" for name, one in readings.items() if one.tick is not None for gpu in one.tick.devices
-    ]
-    width, name_width = terminal_width() or PIPE_WIDTH, 1 + max(map(len, [*readings, *names]))
-    has_gpu, rows = bool(names), list[Line]()
+    """Return the lines of `monitor` for every host: all rows, then what is said below them."""
+    ticks = {name: one.tick for name, one in readings.items() if one.tick is not None}
+    names = [*readings, *(f"{name}:{gpu.index}" for name, tick in ticks.items() for gpu in tick.devices)]
+    width, host_cells = terminal_width() or PIPE_WIDTH, 1 + max(map(len, names))
+    any_gpu = any(tick.devices for tick in ticks.values())
+    rows, below, without_gpu = list[str](), list[str](), dict[str, list[str]]()
     for name, reading in readings.items():
-        tick = reading.tick
-        head: Line = [(to_width(name, name_width), "title")]
-        if tick is None:
-            rows.append([*head, (_why_none(name, reading), "error")])
+        if (tick := reading.tick) is None:
+            # Whole, over several rows where it is long: it ends with the time of the next try.
+            rows.append(f"{to_width(name, host_cells)}{_why_none(name, reading)}")
             continue
-        room = width - name_width
-        rows.append([*head, *host_line(tick.host, tick.host.cpu_percent, room, has_gpu)])
-        for gpu in tick.devices:
-            row = gpu_line(gpu, room, is_used=False, missing=tick.missing)
-            rows.append([(to_width(f"{name}:{gpu.index}", name_width), "title"), *row])
-    return [truncate(line_text(row), width) for row in rows]
+        rows += rows_of(tick, width, name, host_cells, any_gpu=any_gpu)
+        below += lines_below(tick.devices, name, is_here=name == LOCAL)
+        if not tick.devices:
+            without_gpu.setdefault(why_no_gpu(tick), []).append(name)
+    return [*rows, *(f"no GPU on {', '.join(names)}: {why}" for why, names in without_gpu.items()), *below]
