@@ -68,8 +68,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--slurm",
         metavar="OPTIONS",
         nargs="?",
-        const="",
-        help="queue the run with Slurm, with these options of sbatch in one word, as in --slurm='-N 2 -p gpu'",
+        help="queue the run with Slurm, with these options of sbatch in one word, as in --slurm '-N 2 -p gpu'",
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
