@@ -152,7 +152,7 @@ class Nodes:
         import psutil
 
         for one in psutil.net_connections("tcp") if self.node == 0 else ():
-            if one.status == psutil.CONN_LISTEN and one.laddr[1] == self.start.port:
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == self.start.port:
                 who = "another program"
                 with suppress(psutil.Error):
                     who = f"{psutil.Process(one.pid).name()} (process {one.pid})" if one.pid else who

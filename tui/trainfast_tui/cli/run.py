@@ -24,7 +24,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, print_out_of_memory, start_when_free
+from trainfast_tui.cli.launching import follow, print_out_of_memory, script_on_hosts_error, start_when_free
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
@@ -117,8 +117,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.script is not None or file is not None:
         for option in ("hosts", "slurm"):
             if getattr(arguments, option) is not None:
-                message = f"--{option} is for a preset: a script on several nodes has its own launcher"
-                raise UserError(message, key=f"--{option}", advice="srun or torchrun after --")
+                raise script_on_hosts_error(f"--{option}")
         from trainfast_runner.running.planning import plan_script
 
         return plan_script(

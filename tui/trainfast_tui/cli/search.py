@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.hosts import parse_hosts
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search import batch_conductor, batch_journal, best_journal
@@ -28,7 +29,7 @@ from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive, whole
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.launching import await_devices
+from trainfast_tui.cli.launching import await_devices, script_on_hosts_error
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
@@ -54,6 +55,7 @@ def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
 def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_search_arguments(parser)
+    parser.add_argument("--hosts", metavar="FILE|A,B", help="on these machines over ssh, a node each, as with run")
     parser.add_argument(
         "--no-oom", action="store_true", help="never run out of memory on purpose: stop where the fit says no more fits"
     )
@@ -163,10 +165,13 @@ def _print_continued(directory: Path, trial_words: str) -> None:
 
 def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
+    hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
     if (script := script_preset.path_of(arguments.preset)) is not None:
+        if hosts:
+            raise script_on_hosts_error("--hosts")
         return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python)
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, hosts)
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
