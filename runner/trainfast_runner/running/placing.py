@@ -34,6 +34,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.nodes import KILL, LOOPBACK, ask_all_nodes, cannot_reach
 from trainfast_runner.running.slurm import JOB_FILE, batch_script, node_count, submit
 from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, counted
 
 ANSWERS_WITHIN_S = 30.0
@@ -85,15 +86,13 @@ class Placement:
     slurm_options: tuple[str, ...] | None = None
     """Options of sbatch; None where ssh places the nodes."""
 
-    def devices_of_all(self) -> KnobValue:
-        """The `devices` knob of all nodes together, as the checks and predictions need it."""
-        total = sum(node.world_size for node in self.nodes)
-        return total if self.gpus else f"{CPU}:{total}"
+    def spec(self, spec: RunSpec, *, of_each: bool = False) -> RunSpec:
+        """The run with the `devices` of all nodes, as checks and predictions need it.
 
-    def devices_of_each(self) -> KnobValue:
-        """The `devices` knob of one node, as the run records it; of unequal nodes that of node 0."""
-        count = self.nodes[0].world_size
-        return count if self.gpus else f"{CPU}:{count}"
+        With `of_each` those of one node, as the run records it; of unequal nodes those of node 0.
+        """
+        count = sum(node.world_size for node in self.nodes[: 1 if of_each else None])
+        return replace(spec, knobs={**spec.knobs, "devices": count if self.gpus else f"{CPU}:{count}"})
 
     def machine(self, machine: Machine) -> Machine:
         """The machine with the GPUs of all nodes in place of its own."""

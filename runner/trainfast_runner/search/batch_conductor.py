@@ -145,8 +145,7 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
         limit_words=limits.source,
     )
     gpus = detect_machine(plan.versions).gpus if plan.device == "cuda" else ()
-    nodes = () if plan.placement is None else (plan.placement.nodes,)
-    key = key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH, *nodes)
+    key = key_of_question(question, plan, gpus, SET_BY_A_BATCH_SEARCH)
     return open_search(question, key, home, options, _limits_still_fit)
 
 

@@ -24,7 +24,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, print_out_of_memory, script_on_hosts_error, start_when_free
+from trainfast_tui.cli.launching import follow, print_out_of_memory, refuse_script_on_hosts, start_when_free
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
@@ -115,9 +115,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
-        for option in ("hosts", "slurm"):
-            if getattr(arguments, option) is not None:
-                raise script_on_hosts_error(f"--{option}")
+        refuse_script_on_hosts(hosts=arguments.hosts, slurm=arguments.slurm)
         from trainfast_runner.running.planning import plan_script
 
         return plan_script(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.hosts import parse_hosts
+from trainfast_runner.machine.hosts import Host, parse_hosts
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search import batch_conductor, batch_journal, best_journal
@@ -29,7 +29,7 @@ from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive, whole
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.launching import await_devices, script_on_hosts_error
+from trainfast_tui.cli.launching import await_devices, refuse_script_on_hosts
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
@@ -47,6 +47,7 @@ def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
     )
+    parser.add_argument("--hosts", metavar="FILE|A,B", help="every run on these machines, a node each, as with run")
     add_wait(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
@@ -55,7 +56,6 @@ def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
 def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_search_arguments(parser)
-    parser.add_argument("--hosts", metavar="FILE|A,B", help="on these machines over ssh, a node each, as with run")
     parser.add_argument(
         "--no-oom", action="store_true", help="never run out of memory on purpose: stop where the fit says no more fits"
     )
@@ -165,13 +165,11 @@ def _print_continued(directory: Path, trial_words: str) -> None:
 
 def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
-    hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        if hosts:
-            raise script_on_hosts_error("--hosts")
+        refuse_script_on_hosts(hosts=arguments.hosts)
         return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, hosts)
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, _hosts_of(arguments))
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
@@ -198,8 +196,15 @@ def _best_request(arguments: argparse.Namespace) -> best_journal.BestRequest:
 def _best_plan(arguments: argparse.Namespace, request: best_journal.BestRequest) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
+        refuse_script_on_hosts(hosts=arguments.hosts)
         return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
-    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, arguments.python)
+    spec = resolve(arguments.preset, arguments.settings)
+    return plan_preset_best(spec, request, arguments.python, _hosts_of(arguments))
+
+
+def _hosts_of(arguments: argparse.Namespace) -> Sequence[Host]:
+    """Return the hosts of the search; empty for this machine. Raises UserError."""
+    return () if arguments.hosts is None else parse_hosts(arguments.hosts)
 
 
 def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
