@@ -36,7 +36,7 @@ def test_commands_that_are_absent_are_named(commands: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="sbatch is not on PATH: ") as refused:
         submit(SCRIPT, [])
     assert refused.value.exit_code == 2
-    assert job_state("1") == JobState("unknown", reason="squeue is not on PATH")
+    assert job_state("1") == JobState("unknown", reason="squeue is not on PATH: start this where Slurm's commands are")
     with pytest.raises(UserError, match="job 1 was not cancelled: scancel is not on PATH"):
         cancel("1")
 

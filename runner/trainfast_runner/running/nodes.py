@@ -19,7 +19,7 @@ import msgspec
 from trainfast_runner.machine.hosts import address_family, address_towards
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, node_events, node_file
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
 from trainfast_runner.units import plain
@@ -103,11 +103,8 @@ class Nodes:
         self.stop_word = stop_word(self._directory)
         for number, other in self._others.items():
             other.look(now_s)
-            if (
-                number not in self.lost
-                and other.end is None
-                and (silent_s := other.silent_s(now_s, is_awaited=not self.stop_word)) is not None
-            ):
+            silent_s = None if other.end else other.silent_s(now_s, is_awaited=not self.stop_word)
+            if silent_s is not None and number not in self.lost:
                 label = node_label(self._run, number)
                 self.lost[number] = f"{label} is lost: its supervisor was silent for {silent_s:.0f} s"
 
@@ -179,10 +176,6 @@ class Nodes:
         """True if this node writes the result: node 0, or the first whose supervisor is still there."""
         now_s = time.monotonic()
         return all(self._others[number].silent_s(now_s, is_awaited=True) is not None for number in range(self.node))
-
-    def has_result(self) -> bool:
-        """True once the result is written."""
-        return (self._directory / RESULT_FILE).exists()
 
 
 class NotPlaced(Exception):
@@ -265,24 +258,26 @@ def node_variables(run: RunFile, nodes: Nodes) -> dict[str, str]:
     return variables
 
 
-def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
-    """The ends of all nodes as one; `own` is that of the node that settles, which a full disk may not have taken.
+def end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
+    """The ended event with the ends of all nodes as one; None where no node has recorded one.
 
-    A node without an end is lost. torchrun's agent on a node that outlives another waits for 300 s and exits with
-    status 0: a status is believed only where every node has one.
+    `own` is that of the node that settles, which a full disk may not have taken. A node without an end is lost.
+    torchrun's agent on a node that outlives another waits for 300 s and exits with status 0: a status is believed only
+    where every node has one.
     """
-    found = {
-        node: next((event.end for event in reversed(node_events(directory, node)) if event.end is not None), None)
-        for node in range(len(run.nodes))
-    }
-    ends = {node: end for node, end in found.items() if end is not None} or {0: own}
+    numbers = range(len(run.nodes))
+    found = {node: event for node in numbers for event in node_events(directory, node) if event.end is not None}
+    ended = own or next(iter(found.values()), None)
+    if ended is None or ended.end is None:
+        return None
+    ends = {node: event.end for node, event in found.items() if event.end is not None} or {0: ended.end}
     lost = {node: reason for end in ends.values() for node, reason in end.lost_nodes.items() if node not in ends}
-    for node in range(len(run.nodes)):
+    for node in numbers:
         if node not in ends:
             lost.setdefault(node, f"{node_label(run, node)} is lost: its supervisor ended before its ranks did")
     failures = [end for end in ends.values() if end.exit_code != 0]
     # Its own failure outweighs that of a node which was ended for it.
-    first = next((end for end in failures if end.torn_down_reason is None), (failures or [own])[0])
+    first = next((end for end in failures if end.torn_down_reason is None), (failures or [ended.end])[0])
     killed = next(
         (
             f"torchrun on {node_label(run, node)} died of {signal.Signals(-end.exit_code).name}"
@@ -291,7 +286,7 @@ def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
         ),
         None,
     )
-    return msgspec.structs.replace(
+    end = msgspec.structs.replace(
         first,
         spawn_error=next((end.spawn_error for end in ends.values() if end.spawn_error is not None), None),
         lost_ranks=tuple(rank for end in ends.values() for rank in end.lost_ranks),
@@ -303,3 +298,4 @@ def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
         killed_agent=killed,
         unended=[process for end in ends.values() for process in end.unended],
     )
+    return msgspec.structs.replace(ended, end=end)

@@ -36,7 +36,6 @@ from trainfast_runner.records.run_directory import (
     RunRecords,
     exclusive_lock,
     is_alive,
-    node_events,
     read_events,
     read_records,
     read_result,
@@ -44,13 +43,12 @@ from trainfast_runner.records.run_directory import (
     read_worker_lines,
     unreadable_reason,
 )
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
-from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, merged_end, stop_word
+from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, end_of_nodes, stop_word
 from trainfast_runner.running.present_state import (
     LEFT_BEHIND,
     forks_left_by,
@@ -81,7 +79,7 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
     records = _read_records_or_note_trouble(directory)
     ended = ended or next((event for event in reversed(records.events) if event.kind == "ended"), None)
     if records.run is not None and records.run.nodes:
-        ended = _end_of_nodes(directory, records.run, ended)
+        ended = end_of_nodes(directory, records.run, ended)
     if ended is None or ended.end is None:
         verdict, ended_ns = _lost_verdict(records, LEFT_BEHIND), records.last_t_ns()
     else:
@@ -99,15 +97,6 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         record_correction(Home.of_run(directory).path, records, result)
     shutil.rmtree(directory / SANDBOX_FOLDER, ignore_errors=True)
     return result
-
-
-def _end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
-    """The ended event of a run on several nodes, with the ends of all of them; None where no node has recorded one."""
-    ends = [event for node in range(len(run.nodes)) for event in node_events(directory, node) if event.kind == "ended"]
-    ended = own or next(iter(ends), None)
-    if ended is None or ended.end is None:
-        return None
-    return msgspec.structs.replace(ended, end=merged_end(directory, run, ended.end))
 
 
 def _by_slurm(directory: Path, verdict: Verdict) -> Verdict:

@@ -434,7 +434,7 @@ class Supervisor:
 
         Of a job that Slurm ends only the next reader learns the reason, once the job is gone: it writes the result.
         """
-        while not nodes.has_result():
+        while not (self._directory / RESULT_FILE).exists():
             nodes.look()
             if nodes.have_ended() and stop_word(self._directory) == BY_SLURM:
                 return False
@@ -515,10 +515,7 @@ def stand_by(order: str) -> None:
     """Wait for a run with its training process, then supervise it; end with the one who keeps the standby."""
     standby = Standby(json.loads(order))
     directory = standby.wait()
-    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(directory / SUPERVISOR_LOG), "ab") as log:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    _write_to(directory / SUPERVISOR_LOG)
     supervise(directory, SupervisorBounds(), standby)
 
 
@@ -533,12 +530,15 @@ def supervise_node(directory: Path, number: str) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
-    log_file = node_file(directory, SUPERVISOR_LOG, int(number))
-    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(log_file), "ab") as log:
-        os.dup2(nothing.fileno(), 0)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    _write_to(node_file(directory, SUPERVISOR_LOG, int(number)))
     supervise(directory, SupervisorBounds(), node=int(number))
+
+
+def _write_to(log_file: Path) -> None:
+    """Read from nowhere from now on, and write stdout and stderr to this file."""
+    with open(os.devnull, "rb") as nothing, os.fdopen(open_to_append(log_file), "ab") as log:
+        for descriptor, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), descriptor)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ PIPE_WIDTH = 160
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
 """Seconds between the first two readings: enough for rates."""
+NO_GPU_LISTED = "none is listed"
 CLEAR_SCREEN = "\x1b[H\x1b[J"
 OPEN_DRIVER_S = 1.0
 """Seconds that a slow driver may delay the first reading."""
@@ -92,7 +93,7 @@ def _print(tick: Tick, as_json: bool, redraws: bool = False) -> None:
         sys.stdout.flush()
         return
     width = terminal_width() or PIPE_WIDTH
-    no_gpu = [] if tick.devices else [f"no GPU: {why_no_gpu(tick)}"]
+    no_gpu = [] if tick.devices else [f"no GPU: {tick.missing.get('nvml', NO_GPU_LISTED)}"]
     show([*rows_of(tick, width), *no_gpu, *lines_below(tick.devices)], redraws)
 
 
@@ -100,8 +101,8 @@ def show(lines: Sequence[str], redraws: bool) -> None:
     """Print the lines, with `redraws` in place of what the terminal shows; those below its last row are counted."""
     if redraws:
         # The cursor has the last row: a line there would push the first one out.
-        columns, rows = os.get_terminal_size()
-        ends = list(itertools.accumulate(max(1, -(-cell_len(line) // max(1, columns))) for line in lines))
+        columns, rows = shutil.get_terminal_size()
+        ends = list(itertools.accumulate(max(1, -(-cell_len(line) // columns)) for line in lines))
         if ends[-1] > rows - 1:
             fitting = sum(end < rows - 1 for end in ends)
             lines = [*lines[:fitting], f"{counted(len(lines) - fitting, 'more line')}: they need a taller terminal"]
@@ -122,18 +123,13 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     return fields
 
 
-def rows_of(tick: Tick, width: int, host: str = "", host_cells: int = 0, *, any_gpu: bool = False) -> list[str]:
-    """Return the row of a machine and those of its GPUs, behind a column of hosts with HOST and HOST:INDEX if wide."""
+def rows_of(tick: Tick, width: int, host: str = "", host_cells: int = 0) -> list[str]:
+    """Return the row of a machine and those of its GPUs, with a `host` behind a column of HOST and HOST:INDEX."""
     room = width - host_cells
-    rows = [host_line(tick.host, tick.host.cpu_percent, room, any_gpu or bool(tick.devices))]
+    rows = [host_line(tick.host, tick.host.cpu_percent, room, bool(tick.devices or host))]
     rows += [gpu_line(gpu, room, is_used=False, missing=tick.missing) for gpu in tick.devices]
     names = [host, *(f"{host}:{gpu.index}" for gpu in tick.devices)]
     return [truncate(to_width(name, host_cells) + line_text(row), width) for name, row in zip(names, rows, strict=True)]
-
-
-def why_no_gpu(tick: Tick) -> str:
-    """Return the reason for a reading without GPUs."""
-    return tick.missing.get("nvml", "none is listed")
 
 
 def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool = True) -> list[str]:
@@ -141,7 +137,7 @@ def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool 
 
     Owner and command are unknown on another machine, and in a container, where the driver gives host process ids.
     """
-    of_host = f"{host} " if host else ""
+    of_host, gpu_of = (f"{host} ", f"{host} GPU") if host else ("", "GPU")
     answering = [gpu for gpu in gpus if not gpu.error]
     rows: list[tuple[str, ...]] = []
     for gpu in answering:
@@ -152,13 +148,9 @@ def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool 
     lines = (
         ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), rows, max_cells=48)] if rows else []
     )
-    wrong = [
-        f"{of_host}GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}"
-        for gpu in answering
-        for defect in defects(gpu)
-    ]
+    wrong = [f"{gpu_of} {gpu.index}: {one.finding}. Cure: {one.cure}" for gpu in answering for one in defects(gpu)]
     # A sentence with its cure does not fit in a row.
-    lost = [f"{of_host}GPU {gpu.index}: {gpu.error}" for gpu in gpus if gpu.error]
+    lost = [f"{gpu_of} {gpu.index}: {gpu.error}" for gpu in gpus if gpu.error]
     return [*lost, *lines, *([""] if lines and wrong else []), *wrong]
 
 

@@ -25,7 +25,7 @@ from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.tick import SCHEMA, Tick
 from trainfast_runner.units import plain
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.monitor import PIPE_WIDTH, lines_below, rows_of, show, why_no_gpu
+from trainfast_tui.cli.monitor import NO_GPU_LISTED, PIPE_WIDTH, lines_below, rows_of, show
 from trainfast_tui.cli.printing import can_redraw, print_json, terminal_width
 from trainfast_tui.text.format import to_width
 
@@ -202,15 +202,14 @@ def _lines(readings: dict[str, Reading]) -> list[str]:
     ticks = {name: one.tick for name, one in readings.items() if one.tick is not None}
     names = [*readings, *(f"{name}:{gpu.index}" for name, tick in ticks.items() for gpu in tick.devices)]
     width, host_cells = terminal_width() or PIPE_WIDTH, 1 + max(map(len, names))
-    any_gpu = any(tick.devices for tick in ticks.values())
     rows, below, without_gpu = list[str](), list[str](), dict[str, list[str]]()
     for name, reading in readings.items():
         if (tick := reading.tick) is None:
             # Whole, over several rows where it is long: it ends with the time of the next try.
             rows.append(f"{to_width(name, host_cells)}{_why_none(name, reading)}")
             continue
-        rows += rows_of(tick, width, name, host_cells, any_gpu=any_gpu)
+        rows += rows_of(tick, width, name, host_cells)
         below += lines_below(tick.devices, name, is_here=name == LOCAL)
         if not tick.devices:
-            without_gpu.setdefault(why_no_gpu(tick), []).append(name)
+            without_gpu.setdefault(tick.missing.get("nvml", NO_GPU_LISTED), []).append(name)
     return [*rows, *(f"no GPU on {', '.join(names)}: {why}" for why, names in without_gpu.items()), *below]

@@ -135,7 +135,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
             raise UserError(f"{name} is for a command after --", key=name)
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
-    hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
+    hosts = parse_hosts(arguments.hosts)
     try:
         slurm_options = None if arguments.slurm is None else shlex.split(arguments.slurm)
     except ValueError as error:

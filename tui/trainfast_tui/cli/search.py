@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.hosts import Host, parse_hosts
+from trainfast_runner.machine.hosts import parse_hosts
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search import batch_conductor, batch_journal, best_journal
@@ -169,7 +169,7 @@ def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
         refuse_script_on_hosts(hosts=arguments.hosts)
         return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, _hosts_of(arguments))
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, parse_hosts(arguments.hosts))
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
@@ -199,12 +199,7 @@ def _best_plan(arguments: argparse.Namespace, request: best_journal.BestRequest)
         refuse_script_on_hosts(hosts=arguments.hosts)
         return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    return plan_preset_best(spec, request, arguments.python, _hosts_of(arguments))
-
-
-def _hosts_of(arguments: argparse.Namespace) -> Sequence[Host]:
-    """Return the hosts of the search; empty for this machine. Raises UserError."""
-    return () if arguments.hosts is None else parse_hosts(arguments.hosts)
+    return plan_preset_best(spec, request, arguments.python, parse_hosts(arguments.hosts))
 
 
 def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
