@@ -41,7 +41,7 @@ def test_each_host_has_its_readings_or_its_reason(cli: Cli, sshd: Sshd) -> None:
     lines = cli("monitor", "--hosts", f"local,{sshd.name},refused", "--once", TRAINFAST_SSH=sshd.ssh).out.splitlines()
     rows, no_gpu = [line.split()[:2] for line in lines[:-1]], lines[-1]
     assert rows == [["local", "CPU"], [sshd.name, "CPU"], ["refused", "refused"]]
-    assert no_gpu.startswith(f"no GPU on local, {sshd.name}: no NVIDIA driver here")
+    assert no_gpu.startswith(f"no GPU on local, on {sshd.name}: no NVIDIA driver here")
 
 
 def test_devices_are_named_after_their_host(cli: Cli, nvml_library: Path) -> None:

@@ -7,13 +7,15 @@ import itertools
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
+from trainfast_runner.machine.hosts import LOCAL, parse_hosts
 from trainfast_runner.machine.processes import command_line, owner_of, sees_host_pids
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -33,7 +35,6 @@ PIPE_WIDTH = 160
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
 """Seconds between the first two readings: enough for rates."""
-NO_GPU_LISTED = "none is listed"
 CLEAR_SCREEN = "\x1b[H\x1b[J"
 OPEN_DRIVER_S = 1.0
 """Seconds that a slow driver may delay the first reading."""
@@ -61,12 +62,11 @@ def monitor(arguments: argparse.Namespace) -> int:
             allowed=[f"{MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds"],
         )
     if arguments.hosts is not None:
-        # Late: the monitor of one machine needs no threads and no ssh for its first reading.
-        from trainfast_runner.machine.hosts import parse_hosts
+        # Late: the monitor of one machine needs no threads for its first reading.
         from trainfast_tui.cli.monitor_hosts import monitor_hosts
 
-        hosts = parse_hosts(arguments.hosts)
-        return monitor_hosts(hosts, interval_s=arguments.interval, once=arguments.once, as_json=arguments.json)
+        show = None if arguments.json else partial(_show, redraws=can_redraw(sys.stdout) and not arguments.once)
+        return monitor_hosts(parse_hosts(arguments.hosts), arguments.interval, once=arguments.once, show=show)
     if arguments.once:
         _print(take_tick(), arguments.json)
         return 0
@@ -92,13 +92,12 @@ def _print(tick: Tick, as_json: bool, redraws: bool = False) -> None:
         print_json(_as_json(tick))
         sys.stdout.flush()
         return
-    width = terminal_width() or PIPE_WIDTH
-    no_gpu = [] if tick.devices else [f"no GPU: {tick.missing.get('nvml', NO_GPU_LISTED)}"]
-    show([*rows_of(tick, width), *no_gpu, *lines_below(tick.devices)], redraws)
+    _show({"": tick}, redraws)
 
 
-def show(lines: Sequence[str], redraws: bool) -> None:
-    """Print the lines, with `redraws` in place of what the terminal shows; those below its last row are counted."""
+def _show(found: Mapping[str, Tick | str], redraws: bool) -> None:
+    """Print the readings, with `redraws` in place of what the terminal shows; lines below its last row are counted."""
+    lines = _lines(found)
     if redraws:
         # The cursor has the last row: a line there would push the first one out.
         columns, rows = shutil.get_terminal_size()
@@ -123,16 +122,33 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     return fields
 
 
-def rows_of(tick: Tick, width: int, host: str = "", host_cells: int = 0) -> list[str]:
-    """Return the row of a machine and those of its GPUs, with a `host` behind a column of HOST and HOST:INDEX."""
-    room = width - host_cells
-    rows = [host_line(tick.host, tick.host.cpu_percent, room, bool(tick.devices or host))]
-    rows += [gpu_line(gpu, room, is_used=False, missing=tick.missing) for gpu in tick.devices]
-    names = [host, *(f"{host}:{gpu.index}" for gpu in tick.devices)]
-    return [truncate(to_width(name, host_cells) + line_text(row), width) for name, row in zip(names, rows, strict=True)]
+def _lines(found: Mapping[str, Tick | str]) -> list[str]:
+    """Return the row of each machine and those of its GPUs, then what is said below them.
+
+    `found` has the reading of each host, or the reason for none. A machine without a name has no column of hosts.
+    """
+    names = [*found]
+    names += [f"{host}:{gpu.index}" for host, one in found.items() if isinstance(one, Tick) for gpu in one.devices]
+    width, host_cells = terminal_width() or PIPE_WIDTH, 1 + max(map(len, names)) if any(found) else 0
+    rows, below, without_gpu = list[str](), list[str](), dict[str, list[str]]()
+    for host, one in found.items():
+        if isinstance(one, str):
+            # Whole, over several rows where it is long: it ends with the time of the next try.
+            rows.append(to_width(host, host_cells) + one)
+            continue
+        machine = host_line(one.host, one.host.cpu_percent, width - host_cells, bool(one.devices or host))
+        lines = {host: machine} | {
+            f"{host}:{gpu.index}": gpu_line(gpu, width - host_cells, is_used=False, missing=one.missing)
+            for gpu in one.devices
+        }
+        rows += [truncate(to_width(name, host_cells) + line_text(line), width) for name, line in lines.items()]
+        below += lines_below(one.devices, host)
+        if not one.devices:
+            without_gpu.setdefault(one.missing.get("nvml", "none is listed"), []).append(f" on {host}" if host else "")
+    return [*rows, *(f"no GPU{','.join(hosts)}: {why}" for why, hosts in without_gpu.items()), *below]
 
 
-def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool = True) -> list[str]:
+def lines_below(gpus: Sequence[DeviceReading], host: str = "") -> list[str]:
     """Return the lines below the rows: the processes on the GPUs, then each problem with its cure.
 
     Owner and command are unknown on another machine, and in a container, where the driver gives host process ids.
@@ -142,7 +158,7 @@ def lines_below(gpus: Sequence[DeviceReading], host: str = "", *, is_here: bool 
     rows: list[tuple[str, ...]] = []
     for gpu in answering:
         for process in gpu.processes or ():
-            seen = owner_of(process.pid) if is_here and sees_host_pids() else None
+            seen = owner_of(process.pid) if host in ("", LOCAL) and sees_host_pids() else None
             owner, command = (ABSENT, ABSENT) if seen is None else (seen[0], command_line(process.pid) or ABSENT)
             rows.append((f"{of_host}{gpu.index}", str(process.pid), owner, size(process.memory_used_bytes), command))
     lines = (

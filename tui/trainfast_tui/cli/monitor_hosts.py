@@ -12,22 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from trainfast_runner.machine.hosts import LOCAL, Host, host_argv, module_argv, ssh_failure
+from trainfast_runner.machine.hosts import Host, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import next_due_s
 from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.tick import SCHEMA, Tick
 from trainfast_runner.units import plain
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.monitor import NO_GPU_LISTED, PIPE_WIDTH, lines_below, rows_of, show
-from trainfast_tui.cli.printing import can_redraw, print_json, terminal_width
-from trainfast_tui.text.format import to_width
+from trainfast_tui.cli.printing import print_json
 
 SILENT_S, SILENT_INTERVALS = 10.0, 3
 """A host without a reading for this long, and for so many intervals, is silent: its child is started again."""
@@ -129,23 +127,25 @@ class HostMonitor:
             return ssh_failure(self._host, child.wait(), whole_text(errors))
 
 
-def monitor_hosts(hosts: Sequence[Host], *, interval_s: float, once: bool, as_json: bool) -> int:
+def monitor_hosts(
+    hosts: Sequence[Host], interval_s: float, *, once: bool, show: Callable[[dict[str, Tick | str]], None] | None
+) -> int:
     """Print the readings of the hosts until Ctrl-C; with `once`, one reading of each. A host named twice counts once.
 
+    `show` prints the reading of each host or the reason for none; without it they are printed as JSON.
     Returns 4 if `once` got no reading at all.
     """
     monitors = [HostMonitor(host, interval_s) for host in {host.name: host for host in hosts}.values()]
-    redraws = can_redraw(sys.stdout) and not once
     with _ended_on_leaving(monitors):
         _wait_for_first(monitors, ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
         due_s = time.monotonic()
         while True:
             readings = {one.name: one.reading for one in monitors}
-            if as_json:
+            if show is None:
                 print_json(_as_json(readings))
                 sys.stdout.flush()
             else:
-                show(_lines(readings), redraws)
+                show({name: one.tick or _why_none(name, one) for name, one in readings.items()})
             if once:
                 return 0 if any(reading.tick for reading in readings.values()) else EXIT_FAILED
             due_s = next_due_s(due_s, interval_s)
@@ -195,21 +195,3 @@ def _as_json(readings: dict[str, Reading]) -> dict[str, Any]:
 
 def _why_none(name: str, reading: Reading) -> str:
     return reading.failure or f"{name} has not answered yet"
-
-
-def _lines(readings: dict[str, Reading]) -> list[str]:
-    """Return the lines of `monitor` for every host: all rows, then what is said below them."""
-    ticks = {name: one.tick for name, one in readings.items() if one.tick is not None}
-    names = [*readings, *(f"{name}:{gpu.index}" for name, tick in ticks.items() for gpu in tick.devices)]
-    width, host_cells = terminal_width() or PIPE_WIDTH, 1 + max(map(len, names))
-    rows, below, without_gpu = list[str](), list[str](), dict[str, list[str]]()
-    for name, reading in readings.items():
-        if (tick := reading.tick) is None:
-            # Whole, over several rows where it is long: it ends with the time of the next try.
-            rows.append(f"{to_width(name, host_cells)}{_why_none(name, reading)}")
-            continue
-        rows += rows_of(tick, width, name, host_cells)
-        below += lines_below(tick.devices, name, is_here=name == LOCAL)
-        if not tick.devices:
-            without_gpu.setdefault(tick.missing.get("nvml", NO_GPU_LISTED), []).append(name)
-    return [*rows, *(f"no GPU on {', '.join(names)}: {why}" for why, names in without_gpu.items()), *below]
