@@ -148,12 +148,11 @@ class Nodes:
         """Who listens on the port of the rendezvous although torchrun has ended, in words; None for nobody."""
         import psutil
 
-        for one in psutil.net_connections("tcp") if self.node == 0 else ():
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == self.start.port:
-                who = "another program"
-                with suppress(psutil.Error):
-                    who = f"{psutil.Process(one.pid).name()} (process {one.pid})" if one.pid else who
-                return f"{plain(who)} took port {self.start.port} before torchrun on node 0: run it again"
+        with suppress(OSError, psutil.Error):
+            for one in psutil.net_connections("tcp") if self.node == 0 else ():
+                if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == self.start.port:
+                    who = f"{psutil.Process(one.pid).name()} (process {one.pid})" if one.pid else "another program"
+                    return f"{plain(who)} took port {self.start.port} before torchrun on node 0: run it again"
         return None
 
     def failed_node(self) -> int | None:

@@ -406,7 +406,7 @@ class Supervisor:
         """Record the facts of the end, have the run settled by a process of its own, and remove offloaded files."""
         self._telemetry.stop()
         self._files.compact()
-        if self._nodes is not None and self._end.exit_code:
+        if self._nodes is not None and self._end.exit_code and not self._end.unended:
             self._note(spawn_error=self._nodes.port_taken())
         kills_before, kills_after = self._oom_kills_before, oom_kills()
         self._note(
