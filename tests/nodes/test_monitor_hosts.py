@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from cli.command import Cli, until
+from cli.command import COMMAND, Cli, until
+from end_to_end.terminal import Terminal, needs_tmux
 from nodes.sshd import Sshd
 
 
@@ -37,12 +39,32 @@ def test_each_host_has_its_readings_or_its_reason(cli: Cli, sshd: Sshd) -> None:
     assert set(missing) == {"refused"}
     assert missing["refused"].startswith("refused refuses the connection")
     lines = cli("monitor", "--hosts", f"local,{sshd.name},refused", "--once", TRAINFAST_SSH=sshd.ssh).out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["local", "CPU"], [sshd.name, "CPU"], ["refused", "refused"]]
+    rows, no_gpu = [line.split()[:2] for line in lines[:-1]], lines[-1]
+    assert rows == [["local", "CPU"], [sshd.name, "CPU"], ["refused", "refused"]]
+    assert no_gpu.startswith(f"no GPU on local, on {sshd.name}: no NVIDIA driver here")
 
 
 def test_devices_are_named_after_their_host(cli: Cli, nvml_library: Path) -> None:
     done = cli("monitor", "--hosts", "local,local", "--once", LD_LIBRARY_PATH=str(nvml_library), NVML_STAND_IN_GPUS="2")
     assert [line.split()[0] for line in done.out.splitlines()] == ["local", "local:0", "local:1"]
+
+
+@needs_tmux
+def test_the_screen_is_that_of_monitor_with_a_column_of_hosts(
+    cli: Cli, sshd: Sshd, nvml_library: Path, tmp_path: Path
+) -> None:
+    environment = {"TRAINFAST_SSH": sshd.ssh, "LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "24"}
+    interval = "0.3222"
+    with closing(Terminal(tmp_path, 80, 24, {**cli.environment, **environment})) as terminal:
+        terminal.open([*COMMAND, "monitor", f"--interval={interval}", "--hosts", "refused,local,local"])
+        lines = terminal.until_shows("next try comes after", "local:17", "more lines", seconds=30).splitlines()
+        assert lines[0].startswith("refused  refused refuses the connection")
+        first = next(number for number, line in enumerate(lines) if line.startswith("local    CPU"))
+        assert lines[first + 1].split()[:3] == ["local:0", "GPU", "0"]
+        assert lines[22].endswith("more lines: they need a taller terminal")
+        terminal.press("C-c")
+        terminal.until_shows("ended with 130", seconds=10)
+    until(lambda: not monitors_of(interval), "the end of all children", 10)
 
 
 def test_no_host_at_all_is_exit_code_4(cli: Cli, sshd: Sshd) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from cli.command import SMALL, Cli
+from cli.command import SMALL, Cli, until
 from nodes.sshd import Sshd
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.hosts import Host
@@ -32,13 +36,14 @@ def result_of(cli: Cli, *words: str) -> Any:
     return done.json
 
 
-def test_two_nodes_train_as_two_devices_of_one(cli: Cli) -> None:
+def test_two_nodes_train_as_one_device_with_the_batches_of_both(cli: Cli) -> None:
     apart = result_of(cli, "--hosts", "local,local", "--set", "steps=6")
-    together = result_of(cli, "--set", "devices=cpu:2", "--set", "steps=6")
+    alone = "strategy=single", "devices=cpu", "batch_size=4", "steps=6"
+    together = result_of(cli, *(word for setting in alone for word in ("--set", setting)))
     assert apart["actual"]["nodes"] == 2
     assert together["actual"]["nodes"] == 1
     assert apart["actual"]["world_size"] == 2
-    assert apart["loss"] == together["loss"]
+    assert apart["loss"] == pytest.approx(together["loss"], rel=1e-6)
     # The other node's ranks are no stranger's.
     assert apart["conditions"]["others_cpu_percent"] is None
 
@@ -82,9 +87,10 @@ class Live:
         return result
 
 
-@pytest.fixture
-def live(cli: Cli) -> Iterator[Live]:
-    done = cli("run", "tiny-llama", "--hosts", "local,local", *DDP, "--set", "steps=100000", "--detach")
+@contextmanager
+def live_run(cli: Cli, hosts: str) -> Iterator[Live]:
+    """A run on these hosts once it trains."""
+    done = cli("run", "tiny-llama", "--hosts", hosts, *DDP, "--set", "steps=100000", "--detach")
     assert done.code == 0, done.err
     run = Live(Home(cli.home).directory(done.out.split()[-1]))
     try:
@@ -105,19 +111,19 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("victim", FAULTS)
-def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(live: Live, victim: str) -> None:
-    processes = live.processes()
-    assert set(processes) == set(FAULTS)
-    processes[victim].send_signal(signal.SIGKILL)
-    result = live.result()
+@pytest.mark.parametrize(
+    "victim",
+    # A rank of node 0 ends the run as one of node 1 does.
+    [pytest.param(name, marks=pytest.mark.long) if name == "rank of node 0" else name for name in FAULTS],
+)
+def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(cli: Cli, victim: str) -> None:
+    with live_run(cli, "local,local") as run:
+        processes = run.processes()
+        assert set(processes) == set(FAULTS)
+        processes[victim].send_signal(signal.SIGKILL)
+        result = run.result()
     state, reason = FAULTS[victim]
     assert (result.state, reason in (result.reason or "")) == (state, True), result.reason
-
-
-def test_stop_ends_every_node(cli: Cli, live: Live) -> None:
-    assert cli("stop", live.directory.name).code == 0
-    assert live.result().state == "stopped"
 
 
 @pytest.fixture
@@ -126,16 +132,12 @@ def ssh(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
     return sshd
 
 
-def test_a_run_over_ssh_outlives_its_connections(cli: Cli, ssh: Sshd) -> None:
-    done = cli("run", "tiny-llama", "--hosts", f"local,{ssh.name}", *DDP, "--set", "steps=60", "--detach")
-    assert done.code == 0, done.err
-    run = Live(Home(cli.home).directory(done.out.split()[-1]))
-    assert not psutil.Process(ssh.pid).children(recursive=True)  # nothing holds the connection
-    run.await_(lambda: read_result(run.directory) is not None, 60)
-    result = read_result(run.directory)
-    assert result is not None
-    assert (result.state, result.actual and result.actual.nodes) == ("finished", 2)
-    run.await_(lambda: not run.processes(), 10)
+def test_a_run_over_ssh_outlives_its_connections_and_stop_ends_every_node(cli: Cli, ssh: Sshd) -> None:
+    with live_run(cli, f"local,{ssh.name}") as run:
+        assert not psutil.Process(ssh.pid).children(recursive=True)  # nothing holds the connection
+        assert cli("stop", run.directory.name).code == 0
+        result = run.result()
+        assert (result.state, result.actual and result.actual.nodes) == ("stopped", 2)
 
 
 def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli: Cli, ssh: Sshd, tmp_path: Path) -> None:
@@ -242,19 +244,63 @@ def test_a_firewall_is_named_before_the_run_and_at_its_start(
     assert run.result().state == "failed_to_start"
 
 
-TAKEN = """
-import os, socket, sys
+WAITING = """
+import os, sys, time
 if "torch.distributed.run" in sys.orig_argv and os.environ.get("TRAINFAST_NODE") == "0":
     [endpoint] = [word for word in sys.orig_argv if word.startswith("--rdzv-endpoint=")]
-    taken = socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2])))
+    with open("{folder}/port.new", "w") as file:
+        file.write(endpoint.rpartition(":")[2])
+    os.rename("{folder}/port.new", "{folder}/port")
+    while not os.path.exists("{folder}/taken"):
+        time.sleep(0.01)
 """
-"""A Python in which another program takes the port of the rendezvous just before torchrun does."""
+"""A Python in which node 0's torchrun waits before it starts."""
 
 
-def test_a_port_that_is_taken_before_torchrun_has_it_ends_the_run(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TAKEN)
-    done = cli("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
+def test_the_port_is_kept_for_torchrun_and_who_takes_it_by_force_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WAITING.format(folder=tmp_path))
+    started = cli.start("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
+    until((tmp_path / "port").exists, "torchrun on node 0", 60)
+    port = int((tmp_path / "port").read_text())
+    with socket.socket() as polite, pytest.raises(OSError, match="in use"):
+        polite.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):  # it reuses addresses, and asks for this very one
+        (tmp_path / "taken").touch()
+        done = started.end()
     assert done.code == 4
-    assert "RendezvousConnectionError: The connection to the C10d store has failed" in done.out
+    words = rf"failed to start: \S+ \(process {os.getpid()}\) took port {port} before torchrun on node 0: run it again"
+    assert re.search(words, done.out), done.out
     run = Live(Home(cli.home).directory(Home(cli.home).run_ids()[-1]))
     assert run.result().state == "failed_to_start"
+
+
+VARIED = [*DDP, "--hosts", "local,local", "--vary", "batch_size=2,4", "--vary", "strategy=single,ddp"]
+
+
+def test_every_candidate_of_a_search_is_a_run_on_all_nodes(cli: Cli) -> None:
+    space = cli("search", "best", "tiny-llama", *VARIED, "--global-batch", "8", "--dry-run", "--json").json
+    assert (space["candidates"], space["legal"], space["global_batch"]) == (4, 2, 8)
+    line = cli("search", "max-batch", "tiny-llama", "--hosts", "local,local").refused()
+    assert "strategy=single trains on one device: it has no run on several nodes" in line
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["max-batch", "tiny-llama", *DDP, "--hosts", "local,local", "--set", "memory_limit=100MiB", "--proof-steps=2"],
+        ["best", "tiny-llama", *VARIED, "--global-batch", "8", "--budget", "60s"],
+    ],
+)
+def test_a_search_tries_and_confirms_on_all_nodes(cli: Cli, words: list[str]) -> None:
+    done = cli("search", *words, "--json")
+    assert done.code == 0, done.err
+    home = Home(cli.home)
+    results = [read_result(home.directory(run_id)) for run_id in home.run_ids()]
+    assert {result and result.actual and result.actual.nodes for result in results} == {2}
+    if words[0] == "max-batch":
+        assert {probe["outcome"] for probe in done.json["probes"]} == {"fits", "oom"}
+        assert done.json["proof_run_id"] in home.run_ids()
+    else:
+        assert done.json["best"]["knobs"]["strategy"] == "ddp"
+        assert not [trial for trial in done.json["trials"] if "shared the CPU" in trial["reason"]]

@@ -12,6 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import slurm
 from trainfast_runner.running.slurm import JobState, batch_script, cancel, end_reason, job_state, node_count, submit
+from trainfast_tui.cli.parser import parse
 
 SCRIPT = batch_script(1, ["true"], Path("/tmp/run"))
 
@@ -35,7 +36,7 @@ def test_commands_that_are_absent_are_named(commands: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="sbatch is not on PATH: ") as refused:
         submit(SCRIPT, [])
     assert refused.value.exit_code == 2
-    assert job_state("1") == JobState("unknown", reason="squeue is not on PATH")
+    assert job_state("1") == JobState("unknown", reason="squeue is not on PATH: start this where Slurm's commands are")
     with pytest.raises(UserError, match="job 1 was not cancelled: scancel is not on PATH"):
         cancel("1")
 
@@ -44,6 +45,24 @@ def test_a_run_without_sbatch_is_refused_and_leaves_nothing(cli: Cli, commands: 
     line = cli("run", "tiny-llama", "--set", "strategy=ddp", "--slurm=--nodes=2", PATH=str(commands)).refused()
     assert "sbatch is not on PATH" in line
     assert not Home(cli.home).run_ids()
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["--slurm", "--nodes=2 --partition=x"], "--nodes=2 --partition=x"),
+        (["--slurm", "--nodes=2"], "--nodes=2"),
+        (["--slurm=--nodes=2"], "--nodes=2"),
+        (["--slurm", "-N2"], "-N2"),
+        (["--slurm", "--detach"], ""),
+        (["--slurm"], ""),
+    ],
+)
+@pytest.mark.parametrize("preset_at", [0, -1])
+def test_options_of_sbatch_follow_as_a_word_of_their_own(words: list[str], options: str, preset_at: int) -> None:
+    words = ["run", "tiny-llama", *words] if preset_at == 0 else ["run", *words, "tiny-llama"]
+    _, parsed = parse(words)
+    assert (parsed.slurm, parsed.detach, parsed.preset) == (options, "--detach" in words, "tiny-llama")
 
 
 def test_a_command_that_hangs_is_given_up(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:

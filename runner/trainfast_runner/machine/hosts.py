@@ -48,11 +48,13 @@ class Host:
         return self.name == LOCAL
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts of `a,b`, or those of a file in DeepSpeed's hostfile format. Raises UserError.
+def parse_hosts(text: str | None) -> tuple[Host, ...]:
+    """Return the hosts of `a,b`, or those of a file in DeepSpeed's hostfile format; none of None. Raises UserError.
 
     A text with a `/` in it, or the name of an existing file, is a file.
     """
+    if text is None:
+        return ()
     path = Path(text).expanduser()
     if "/" in text or (text and path.is_file()):
         hosts = _hosts_of_file(path)

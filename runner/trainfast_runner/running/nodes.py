@@ -19,9 +19,10 @@ import msgspec
 from trainfast_runner.machine.hosts import address_family, address_towards
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_directory import EVENTS_FILE, RESULT_FILE, node_events, node_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, node_events, node_file
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
+from trainfast_runner.units import plain
 from trainfast_runner.worker.shared.words import NODE_VARIABLE
 
 BEAT_S = 1.0
@@ -102,21 +103,23 @@ class Nodes:
         self.stop_word = stop_word(self._directory)
         for number, other in self._others.items():
             other.look(now_s)
-            if (
-                number not in self.lost
-                and other.end is None
-                and (silent_s := other.silent_s(now_s, is_awaited=not self.stop_word)) is not None
-            ):
+            silent_s = None if other.end else other.silent_s(now_s, is_awaited=not self.stop_word)
+            if silent_s is not None and number not in self.lost:
                 label = node_label(self._run, number)
                 self.lost[number] = f"{label} is lost: its supervisor was silent for {silent_s:.0f} s"
 
     def _listen(self, address: str) -> int:
-        """Listen on a free port until the other nodes have reached it, and return it."""
-        self._listener = socket.create_server(
-            (address, 0), family=address_family(address), backlog=len(self._run.nodes)
-        )
+        """Take a free port for the rendezvous and return it; listen there until the other nodes have reached it.
+
+        The socket that only holds it keeps it from all who ask for a free one, and torchrun can listen beside it.
+        """
+        self._holder = socket.socket(family := address_family(address))
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind((address, 0))
+        port = int(self._holder.getsockname()[1])
+        self._listener = socket.create_server((address, port), family=family, backlog=len(self._run.nodes))
         self._listener.setblocking(False)
-        return int(self._listener.getsockname()[1])
+        return port
 
     def meet(self) -> tuple[str, int] | None:
         """Return address and port of the ranks' rendezvous once every node can reach them; None while one has to come.
@@ -141,6 +144,17 @@ class Nodes:
         assert self.start.port is not None
         return self.start.address, self.start.port
 
+    def port_taken(self) -> str | None:
+        """Who listens on the port of the rendezvous although torchrun has ended, in words; None for nobody."""
+        import psutil
+
+        with suppress(OSError, psutil.Error):
+            for one in psutil.net_connections("tcp") if self.node == 0 else ():
+                if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == self.start.port:
+                    who = f"{psutil.Process(one.pid).name()} (process {one.pid})" if one.pid else "another program"
+                    return f"{plain(who)} took port {self.start.port} before torchrun on node 0: run it again"
+        return None
+
     def failed_node(self) -> int | None:
         """The first other node whose ranks have ended without success; None without one."""
         ends = ((number, other.end) for number, other in self._others.items())
@@ -161,10 +175,6 @@ class Nodes:
         """True if this node writes the result: node 0, or the first whose supervisor is still there."""
         now_s = time.monotonic()
         return all(self._others[number].silent_s(now_s, is_awaited=True) is not None for number in range(self.node))
-
-    def has_result(self) -> bool:
-        """True once the result is written."""
-        return (self._directory / RESULT_FILE).exists()
 
 
 class NotPlaced(Exception):
@@ -247,24 +257,26 @@ def node_variables(run: RunFile, nodes: Nodes) -> dict[str, str]:
     return variables
 
 
-def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
-    """The ends of all nodes as one; `own` is that of the node that settles, which a full disk may not have taken.
+def end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
+    """The ended event with the ends of all nodes as one; None where no node has recorded one.
 
-    A node without an end is lost. torchrun's agent on a node that outlives another waits for 300 s and exits with
-    status 0: a status is believed only where every node has one.
+    `own` is that of the node that settles, which a full disk may not have taken. A node without an end is lost.
+    torchrun's agent on a node that outlives another waits for 300 s and exits with status 0: a status is believed only
+    where every node has one.
     """
-    found = {
-        node: next((event.end for event in reversed(node_events(directory, node)) if event.end is not None), None)
-        for node in range(len(run.nodes))
-    }
-    ends = {node: end for node, end in found.items() if end is not None} or {0: own}
+    numbers = range(len(run.nodes))
+    found = {node: event for node in numbers for event in node_events(directory, node) if event.end is not None}
+    ended = own or next(iter(found.values()), None)
+    if ended is None or ended.end is None:
+        return None
+    ends = {node: event.end for node, event in found.items() if event.end is not None} or {0: ended.end}
     lost = {node: reason for end in ends.values() for node, reason in end.lost_nodes.items() if node not in ends}
-    for node in range(len(run.nodes)):
+    for node in numbers:
         if node not in ends:
             lost.setdefault(node, f"{node_label(run, node)} is lost: its supervisor ended before its ranks did")
     failures = [end for end in ends.values() if end.exit_code != 0]
     # Its own failure outweighs that of a node which was ended for it.
-    first = next((end for end in failures if end.torn_down_reason is None), (failures or [own])[0])
+    first = next((end for end in failures if end.torn_down_reason is None), (failures or [ended.end])[0])
     killed = next(
         (
             f"torchrun on {node_label(run, node)} died of {signal.Signals(-end.exit_code).name}"
@@ -273,7 +285,7 @@ def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
         ),
         None,
     )
-    return msgspec.structs.replace(
+    end = msgspec.structs.replace(
         first,
         spawn_error=next((end.spawn_error for end in ends.values() if end.spawn_error is not None), None),
         lost_ranks=tuple(rank for end in ends.values() for rank in end.lost_ranks),
@@ -285,3 +297,4 @@ def merged_end(directory: Path, run: RunFile, own: TrainingEnd) -> TrainingEnd:
         killed_agent=killed,
         unended=[process for end in ends.values() for process in end.unended],
     )
+    return msgspec.structs.replace(ended, end=end)

@@ -34,6 +34,7 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.nodes import KILL, LOOPBACK, ask_all_nodes, cannot_reach
 from trainfast_runner.running.slurm import JOB_FILE, batch_script, node_count, submit
 from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import CPU, asks_for_cpu, count_asked, counted
 
 ANSWERS_WITHIN_S = 30.0
@@ -85,15 +86,13 @@ class Placement:
     slurm_options: tuple[str, ...] | None = None
     """Options of sbatch; None where ssh places the nodes."""
 
-    def devices_of_all(self) -> KnobValue:
-        """The `devices` knob of all nodes together, as the checks and predictions need it."""
-        total = sum(node.world_size for node in self.nodes)
-        return total if self.gpus else f"{CPU}:{total}"
+    def spec(self, spec: RunSpec, *, of_each: bool = False) -> RunSpec:
+        """The run with the `devices` of all nodes, as checks and predictions need it.
 
-    def devices_of_each(self) -> KnobValue:
-        """The `devices` knob of one node, as the run records it; of unequal nodes that of node 0."""
-        count = self.nodes[0].world_size
-        return count if self.gpus else f"{CPU}:{count}"
+        With `of_each` those of one node, as the run records it; of unequal nodes those of node 0.
+        """
+        count = sum(node.world_size for node in self.nodes[: 1 if of_each else None])
+        return replace(spec, knobs={**spec.knobs, "devices": count if self.gpus else f"{CPU}:{count}"})
 
     def machine(self, machine: Machine) -> Machine:
         """The machine with the GPUs of all nodes in place of its own."""
@@ -106,9 +105,7 @@ def place(hosts: Sequence[Host], devices: KnobValue, python: str, home: Home) ->
     `devices` counts per node; without it a node has its host's slots, else a rank a GPU, else one. Hosts named `local`
     share this machine's GPUs out. Raises UserError for the first host that cannot take part.
     """
-    asked = count_asked(devices) if asks_for_cpu(devices) else devices
-    if asked is not None and not isinstance(asked, int):
-        raise UserError(f"devices={devices} names GPUs: with --hosts it counts those of each node", key="devices")
+    asked = _count_of_each(devices, "--hosts")
     facts = _ask_all(hosts, python, home)
     on_cpu = asks_for_cpu(devices) or not any(one.gpus for one in facts)
     local_count, taken_here, gpus, nodes = sum(host.is_local for host in hosts), 0, [], []
@@ -136,11 +133,7 @@ def place_by_slurm(options: Sequence[str], devices: KnobValue, machine: Machine)
     Raises UserError.
     """
     on_cpu = asks_for_cpu(devices) or not machine.gpus
-    count = count_asked(devices) if asks_for_cpu(devices) else devices
-    if count is None:
-        count = 1 if on_cpu else len(machine.gpus)
-    if not isinstance(count, int):
-        raise UserError(f"devices={devices} names GPUs: with --slurm it counts those of each node", key="devices")
+    count = _count_of_each(devices, "--slurm") or (1 if on_cpu else len(machine.gpus))
     if on_cpu and devices is not None and not asks_for_cpu(devices):
         raise UserError(
             f"devices={devices}: there is no GPU here by which a job on GPUs can be checked: {machine.no_gpu_reason}",
@@ -153,6 +146,14 @@ def place_by_slurm(options: Sequence[str], devices: KnobValue, machine: Machine)
     nodes = (RunNode(host="", world_size=count),) * node_count(options)
     gpus = () if on_cpu else machine.gpus[:count] * len(nodes)
     return Placement(nodes, gpus, host="", boot_id="", slurm_options=tuple(options))
+
+
+def _count_of_each(devices: KnobValue, option: str) -> int | None:
+    """The devices of each node that the knob asks for; None for all. Raises UserError."""
+    count = count_asked(devices) if asks_for_cpu(devices) else devices
+    if count is not None and not isinstance(count, int):
+        raise UserError(f"devices={devices} names GPUs: with {option} it counts those of each node", key="devices")
+    return count
 
 
 def _ask_all(hosts: Sequence[Host], python: str, home: Home) -> list[HostFacts]:
@@ -259,17 +260,14 @@ def start_nodes(directory: Path, placement: Placement) -> None:
         return
     with ThreadPoolExecutor(len(nodes)) as pool:
         try:
-            list(
-                pool.map(
-                    lambda number: _start_node(directory, number, Host(nodes[number].host, None)), range(len(nodes))
-                )
-            )
+            list(pool.map(lambda number: _start_node(directory, number, nodes[number]), range(len(nodes))))
         except UserError:
             ask_all_nodes(directory, KILL)
             raise
 
 
-def _start_node(directory: Path, number: int, host: Host) -> None:
+def _start_node(directory: Path, number: int, node: RunNode) -> None:
+    host = Host(node.host, None)
     words = module_argv("trainfast_runner.running.supervisor", "--node", str(number), str(directory))
     done = subprocess.run(host_argv(host, words), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     events = node_file(directory, EVENTS_FILE, number)

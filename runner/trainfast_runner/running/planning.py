@@ -136,17 +136,17 @@ def plan_run(
     among: Sequence[str] = (),
     hosts: Sequence[Host] = (),
     slurm_options: Sequence[str] | None = None,
+    placement: Placement | None = None,
 ) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
     `among` are the UUIDs of the GPUs that the run may use: empty for all, without meaning if `devices` names GPUs.
     With `hosts` the run is on these, with `slurm_options` on the nodes that Slurm gives: `devices` counts those of each
-    node, and every check is of all together.
+    node, and every check is of all together. `placement` is that of an earlier plan, whose hosts are not asked again.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     asked_ns, window = time.monotonic_ns(), CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
-    placement = None
     executable = training_python.find_python(python)
     if hosts:
         placement = place(hosts, spec.knobs["devices"], executable, Home())
@@ -154,7 +154,10 @@ def plan_run(
         machine = detect_machine(warm_python.torch_build(executable))
         placement = place_by_slurm(slurm_options, spec.knobs["devices"], machine)
     if placement is not None:
-        spec = replace(spec, knobs={**spec.knobs, "devices": placement.devices_of_all()})
+        if (strategy := strategy_of(spec.knobs)).one_device:
+            message = f"strategy={strategy.name} trains on one device: it has no run on several nodes"
+            raise UserError(message, key="strategy", advice="--set strategy=ddp")
+        spec = placement.spec(spec)
     inspection, machine = _check_settings(spec, python, among, placement)
     devices = device_counts.device_count(spec, machine)
     if (too_small := limit_below_weights_error(spec, inspection.parameters, devices)) is not None:
@@ -168,8 +171,7 @@ def plan_run(
             env.pop(name, None)
     plan = plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
     if placement is not None:
-        knobs = {**plan.spec.knobs, "devices": placement.devices_of_each()}
-        plan = replace(plan, spec=replace(plan.spec, knobs=knobs), placement=placement)
+        plan = replace(plan, spec=placement.spec(plan.spec, of_each=True), placement=placement)
     return replace(plan, asked_ns=asked_ns, window=window)
 
 

@@ -29,14 +29,13 @@ from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Appender, write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 from trainfast_runner.running import present_state
-from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, merged_end, stop_word
+from trainfast_runner.running.nodes import BY_SLURM, KILL, STOP, ask_all_nodes, end_of_nodes, stop_word
 from trainfast_runner.running.slurm import cancel, end_reason, job_of, job_state
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
@@ -57,7 +56,7 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
     records = _read_records_or_note_trouble(directory)
     ended = ended or next((event for event in reversed(records.events) if event.kind == "ended"), None)
     if records.run is not None and records.run.nodes:
-        ended = _end_of_nodes(directory, records.run, ended)
+        ended = end_of_nodes(directory, records.run, ended)
     if ended is None or ended.end is None:
         verdict, ended_ns = _lost_verdict(records, present_state.LEFT_BEHIND), records.last_t_ns()
     else:
@@ -75,15 +74,6 @@ def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Ve
         record_correction(Home.of_run(directory).path, records, result)
     shutil.rmtree(directory / run_directory.SANDBOX_FOLDER, ignore_errors=True)
     return result
-
-
-def _end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | None:
-    """The ended event of a run on several nodes, with the ends of all of them; None where no node has recorded one."""
-    events = (event for node in range(len(run.nodes)) for event in run_directory.node_events(directory, node))
-    ended = own or next((event for event in events if event.kind == "ended"), None)
-    if ended is None or ended.end is None:
-        return None
-    return msgspec.structs.replace(ended, end=merged_end(directory, run, ended.end))
 
 
 def _by_slurm(directory: Path, verdict: Verdict) -> Verdict:

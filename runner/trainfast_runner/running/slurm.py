@@ -106,11 +106,8 @@ def submit(script: str, options: Sequence[str]) -> str:
             raise UserError(f"{NOT_ONE_JOB[name]} does not go with a run, which is one job", where="--slurm")
     try:
         done = _ask(SUBMIT_WITHIN_S, "sbatch", "--parsable", *options, text=script)
-    except FileNotFoundError:
-        raise UserError("sbatch is not on PATH: start this where Slurm's commands are", where="--slurm") from None
-    except subprocess.TimeoutExpired:
-        words = f"sbatch did not answer within {SUBMIT_WITHIN_S:.0f} s; squeue shows whether it queued the job"
-        raise UserError(words, where="--slurm") from None
+    except NoAnswer as error:
+        raise UserError(str(error), where="--slurm") from None
     if done.returncode or not (job_id := done.stdout.strip()):
         raise UserError(f"Slurm refused the job: {_last_line(done)}", where="--slurm")
     if (reason := job_state(job_id).reason) in CANNOT_START:
@@ -123,10 +120,8 @@ def job_state(job_id: str) -> JobState:
     """Return the job's state; never raises: its stage is `unknown` while Slurm does not answer."""
     try:
         done = _ask(ANSWER_WITHIN_S, "squeue", "-h", "-t", "all", "-o", "%T %r", "-j", *_of(job_id))
-    except FileNotFoundError:
-        return JobState("unknown", reason="squeue is not on PATH")
-    except subprocess.TimeoutExpired:
-        return JobState("unknown", reason=f"squeue did not answer within {ANSWER_WITHIN_S:.0f} s")
+    except NoAnswer as error:
+        return JobState("unknown", reason=str(error))
     if done.returncode and not any(words in done.stderr for words in NO_SUCH_JOB):
         return JobState("unknown", reason=_last_line(done))
     # A cluster's name makes squeue begin with a line "CLUSTER: name".
@@ -151,10 +146,8 @@ def cancel(job_id: str) -> None:
     try:
         done = _ask(ANSWER_WITHIN_S, "scancel", *_of(job_id))
         failed = _last_line(done) if done.returncode else ""
-    except FileNotFoundError:
-        failed = "scancel is not on PATH"
-    except subprocess.TimeoutExpired:
-        failed = f"scancel did not answer within {ANSWER_WITHIN_S:.0f} s"
+    except NoAnswer as error:
+        failed = str(error)
     if failed and not any(words in failed for words in NO_SUCH_JOB):
         raise UserError(f"job {job_id} was not cancelled: {failed}", exit_code=4)
 
@@ -171,9 +164,18 @@ def _of(job_id: str) -> list[str]:
     return [number, *(["-M", cluster] if cluster else [])]
 
 
+class NoAnswer(Exception):
+    """A command of Slurm that is absent or hangs, in words."""
+
+
 def _ask(within_s: float, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. Raises FileNotFoundError or TimeoutExpired."""
-    return subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=within_s)
+    """Run one of Slurm's commands. Raises NoAnswer."""
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=within_s)
+    except FileNotFoundError:
+        raise NoAnswer(f"{command[0]} is not on PATH: start this where Slurm's commands are") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{command[0]} did not answer within {within_s:.0f} s; squeue shows the jobs") from None
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -350,7 +350,7 @@ class Supervisor:
             if (failed := self._nodes.failed_node()) is not None:
                 # torchrun's agents tell each other within a second, or wait for 300 s (more in its exit barrier).
                 self._node_failed_ns = self._node_failed_ns or now_ns
-                if now_ns > self._node_failed_ns + REPORT_S * 1e9:
+                if self._nodes.reason_of(failed) or now_ns > self._node_failed_ns + REPORT_S * 1e9:
                     return f"{node_label(self._run_file, failed)} has ended"
         if self._first_lost_ns is not None and now_ns > self._first_lost_ns + REPORT_S * 1e9:
             return f"rank {self._end.lost_ranks[0]} exited without reporting an error"
@@ -398,6 +398,8 @@ class Supervisor:
         """Record the facts of the end, have the run settled by a process of its own, and remove offloaded files."""
         self._telemetry.stop()
         self._files.compact()
+        if self._nodes is not None and self._end.exit_code and not self._end.unended:
+            self._note(spawn_error=self._nodes.port_taken())
         kills_before, kills_after = self._oom_kills_before, oom_kills()
         self._note(
             oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
@@ -424,7 +426,7 @@ class Supervisor:
 
         Of a job that Slurm ends only the next reader learns the reason, once the job is gone: it writes the result.
         """
-        while not nodes.has_result():
+        while not (self._directory / RESULT_FILE).exists():
             nodes.look()
             if nodes.have_ended() and stop_word(self._directory) == BY_SLURM:
                 return False

@@ -19,6 +19,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.machine.devices import detect_machine
+from trainfast_runner.machine.hosts import Host
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
@@ -88,11 +89,11 @@ class BatchPlan:
     """Plans the probes of a script; None for a preset."""
 
 
-def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
-    """Return the checked plan of a batch search of a preset or a script. Raises UserError."""
+def plan_spec_batch(spec: RunSpec, python: str | None, hosts: Sequence[Host] = ()) -> BatchPlan:
+    """Return the checked plan of a batch search of a preset, on these hosts, or a script. Raises UserError."""
     if spec.script is not None:
         return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
-    plan = planning.plan_run(spec, python)
+    plan = planning.plan_run(spec, python, hosts=hosts)
     engine, strategy = plan.spec.knobs["engine"], strategy_of(plan.spec.knobs)
     if not strategy.batch_searchable:
         raise UserError(
@@ -298,12 +299,12 @@ class BatchConductor(Conductor[BatchEnded]):
 
 
 def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
-    """Return a preset's plan on these GPUs, even if others are freer now; a script's plan unchanged.
+    """Return a preset's plan on these GPUs, even if others are freer now; a script's and that of nodes unchanged.
 
     Raises UserError if one of the GPUs is gone.
     """
     # A journal of a search on the CPU names none.
-    if plan.script is not None or not uuids or plan.device_uuids == uuids:
+    if plan.script is not None or plan.placement is not None or not uuids or plan.device_uuids == uuids:
         return plan
     return planning.plan_run(plan.spec, plan.python, uuids)
 

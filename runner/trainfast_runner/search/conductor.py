@@ -224,6 +224,7 @@ class SearchRuns:
         """Start a warm process as `start` does a run, and return it before it is ready."""
         directory = self.start(plan, role)
         self.process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
+        self.process.descends_from_us = plan.placement is None
         return self.process
 
     def clock_s(self) -> float:
@@ -363,6 +364,8 @@ class WarmProcess:
         """The run's result; None while it lives."""
         self.ended_by_error = False
         """True once a rank answered that an exception ended its process: no further order is taken."""
+        self.descends_from_us = True
+        """False on several nodes: their supervisors are no children of this process, and look like strangers."""
         self._raise_if_cancelled = raise_if_cancelled
         self._tails = [Tail(rank_file(directory, "worker", rank), WarmLine) for rank in range(world_size)]
         self._control = journal.JournalWriter(directory, CONTROL_FILE)

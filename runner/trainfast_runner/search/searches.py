@@ -180,7 +180,8 @@ def key_of_question(
     """
     knobs = {name: value for name, value in question.knobs.items() if name not in set_by_search}
     visible = [gpu.uuid for gpu in gpus]
-    parts = (question.model, question.data, knobs, *asked, plan.device, visible, plan.python, plan.versions)
+    nodes = () if plan.placement is None else plan.placement.nodes
+    parts = (question.model, question.data, knobs, *asked, plan.device, visible, plan.python, plan.versions, *nodes)
     command = () if plan.script is None else plan.script.command
     files = [Path(plan.cwd, name) for word in command for name in (word, word.partition("=")[2])]
     contents = []

@@ -38,6 +38,14 @@ CPU time from the training."""
 STOPPING_NOTICE = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
 
+def refuse_script_on_hosts(**options: str | None) -> None:
+    """Raise UserError if one of these options, which place a preset's run on several nodes, is given with a script."""
+    for option, value in options.items():
+        if value is not None:
+            message = f"--{option} is for a preset: a script on several nodes has its own launcher"
+            raise UserError(message, key=f"--{option}", advice="srun or torchrun after --")
+
+
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
     """Follow the run and return its result; None if it was left running.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
+from trainfast_runner.machine.hosts import LOCAL, parse_hosts
 from trainfast_runner.machine.processes import command_line, owner_of, sees_host_pids
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -19,10 +23,11 @@ from trainfast_runner.machine.telemetry.sampler import next_due_s, read_tick, ta
 from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import finite
 from trainfast_tui.cli.printing import can_redraw, print_json, print_line, print_lines, terminal_width
 from trainfast_tui.text.device_lines import gpu_line, host_line
-from trainfast_tui.text.format import ABSENT, FigureHeading, line_text, size, table, truncate
+from trainfast_tui.text.format import ABSENT, FigureHeading, cell_len, line_text, size, table, to_width, truncate
 from trainfast_tui.text.topology import topology_sections
 
 PIPE_WIDTH = 160
@@ -57,12 +62,11 @@ def monitor(arguments: argparse.Namespace) -> int:
             allowed=[f"{MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds"],
         )
     if arguments.hosts is not None:
-        # Late: the monitor of one machine needs no threads and no ssh for its first reading.
-        from trainfast_runner.machine.hosts import parse_hosts
+        # Late: the monitor of one machine needs no threads for its first reading.
         from trainfast_tui.cli.monitor_hosts import monitor_hosts
 
-        hosts = parse_hosts(arguments.hosts)
-        return monitor_hosts(hosts, interval_s=arguments.interval, once=arguments.once, as_json=arguments.json)
+        show = None if arguments.json else partial(_show, redraws=can_redraw(sys.stdout) and not arguments.once)
+        return monitor_hosts(parse_hosts(arguments.hosts), arguments.interval, once=arguments.once, show=show)
     if arguments.once:
         _print(take_tick(), arguments.json)
         return 0
@@ -74,21 +78,35 @@ def monitor(arguments: argparse.Namespace) -> int:
         due = time.monotonic() + min(FIRST_INTERVAL_S, arguments.interval)
         if redraws:
             # A screen need not wait for the rates, which the second reading has.
-            _print(tick, as_json=False, begin=CLEAR_SCREEN)
+            _print(tick, as_json=False, redraws=True)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
-            _print(read_tick(nvml, host), arguments.json, begin=CLEAR_SCREEN if redraws else "")
+            _print(read_tick(nvml, host), arguments.json, redraws)
             due = next_due_s(due, arguments.interval)
     finally:
         nvml.close()
 
 
-def _print(tick: Tick, as_json: bool, *, begin: str = "") -> None:
-    sys.stdout.write(begin)
+def _print(tick: Tick, as_json: bool, redraws: bool = False) -> None:
     if as_json:
         print_json(_as_json(tick))
-    else:
-        print_lines(_lines(tick))
+        sys.stdout.flush()
+        return
+    _show({"": tick}, redraws)
+
+
+def _show(found: Mapping[str, Tick | str], redraws: bool) -> None:
+    """Print the readings, with `redraws` in place of what the terminal shows; lines below its last row are counted."""
+    lines = _lines(found)
+    if redraws:
+        # The cursor has the last row: a line there would push the first one out.
+        columns, rows = shutil.get_terminal_size()
+        ends = list(itertools.accumulate(max(1, -(-cell_len(line) // columns)) for line in lines))
+        if ends[-1] > rows - 1:
+            fitting = sum(end < rows - 1 for end in ends)
+            lines = [*lines[:fitting], f"{counted(len(lines) - fitting, 'more line')}: they need a taller terminal"]
+        sys.stdout.write(CLEAR_SCREEN)
+    print_lines(lines)
     sys.stdout.flush()
 
 
@@ -104,35 +122,52 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     return fields
 
 
-def _lines(tick: Tick) -> list[str]:
-    width = terminal_width() or PIPE_WIDTH
-    rows = [host_line(tick.host, tick.host.cpu_percent, width, bool(tick.devices))]
-    rows += [gpu_line(gpu, width, is_used=False, missing=tick.missing) for gpu in tick.devices]
-    lines = [truncate(line_text(row), width) for row in rows]
-    if not tick.devices:
-        return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    # A sentence with its cure does not fit in a row.
-    lines += [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*lines, *lines_below(tick.devices)]
+def _lines(found: Mapping[str, Tick | str]) -> list[str]:
+    """Return the row of each machine and those of its GPUs, then what is said below them.
 
-
-def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
-    """Return the lines below the table: the processes on the GPUs, then each problem with its cure.
-
-    Inside a container the driver gives host process ids, whose owner and command are unknown.
+    `found` has the reading of each host, or the reason for none. A machine without a name has no column of hosts.
     """
+    names = [*found]
+    names += [f"{host}:{gpu.index}" for host, one in found.items() if isinstance(one, Tick) for gpu in one.devices]
+    width, host_cells = terminal_width() or PIPE_WIDTH, 1 + max(map(len, names)) if any(found) else 0
+    rows, below, without_gpu = list[str](), list[str](), dict[str, list[str]]()
+    for host, one in found.items():
+        if isinstance(one, str):
+            # Whole, over several rows where it is long: it ends with the time of the next try.
+            rows.append(to_width(host, host_cells) + one)
+            continue
+        machine = host_line(one.host, one.host.cpu_percent, width - host_cells, bool(one.devices or host))
+        lines = {host: machine} | {
+            f"{host}:{gpu.index}": gpu_line(gpu, width - host_cells, is_used=False, missing=one.missing)
+            for gpu in one.devices
+        }
+        rows += [truncate(to_width(name, host_cells) + line_text(line), width) for name, line in lines.items()]
+        below += lines_below(one.devices, host)
+        if not one.devices:
+            without_gpu.setdefault(one.missing.get("nvml", "none is listed"), []).append(f" on {host}" if host else "")
+    return [*rows, *(f"no GPU{','.join(hosts)}: {why}" for why, hosts in without_gpu.items()), *below]
+
+
+def lines_below(gpus: Sequence[DeviceReading], host: str = "") -> list[str]:
+    """Return the lines below the rows: the processes on the GPUs, then each problem with its cure.
+
+    Owner and command are unknown on another machine, and in a container, where the driver gives host process ids.
+    """
+    of_host, gpu_of = (f"{host} ", f"{host} GPU") if host else ("", "GPU")
     answering = [gpu for gpu in gpus if not gpu.error]
     rows: list[tuple[str, ...]] = []
     for gpu in answering:
         for process in gpu.processes or ():
-            seen = owner_of(process.pid) if sees_host_pids() else None
+            seen = owner_of(process.pid) if host in ("", LOCAL) and sees_host_pids() else None
             owner, command = (ABSENT, ABSENT) if seen is None else (seen[0], command_line(process.pid) or ABSENT)
-            rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
+            rows.append((f"{of_host}{gpu.index}", str(process.pid), owner, size(process.memory_used_bytes), command))
     lines = (
         ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), rows, max_cells=48)] if rows else []
     )
-    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
-    return [*lines, *([""] if lines and wrong else []), *wrong]
+    wrong = [f"{gpu_of} {gpu.index}: {one.finding}. Cure: {one.cure}" for gpu in answering for one in defects(gpu)]
+    # A sentence with its cure does not fit in a row.
+    lost = [f"{gpu_of} {gpu.index}: {gpu.error}" for gpu in gpus if gpu.error]
+    return [*lost, *lines, *([""] if lines and wrong else []), *wrong]
 
 
 def topo_arguments(parser: argparse.ArgumentParser) -> None:

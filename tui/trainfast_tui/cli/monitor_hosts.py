@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, NoReturn
@@ -25,13 +25,8 @@ from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.tick import SCHEMA, Tick
 from trainfast_runner.units import plain
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing import can_redraw, print_json, print_lines, terminal_width
-from trainfast_tui.text.device_lines import gpu_line, host_line
-from trainfast_tui.text.format import Line, line_text, to_width, truncate
+from trainfast_tui.cli.printing import print_json
 
-PIPE_WIDTH = 160
-"""The width of lines for a pipe."""
-CLEAR_SCREEN = "\x1b[H\x1b[J"
 SILENT_S, SILENT_INTERVALS = 10.0, 3
 """A host without a reading for this long, and for so many intervals, is silent: its child is started again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -132,24 +127,25 @@ class HostMonitor:
             return ssh_failure(self._host, child.wait(), whole_text(errors))
 
 
-def monitor_hosts(hosts: Sequence[Host], *, interval_s: float, once: bool, as_json: bool) -> int:
+def monitor_hosts(
+    hosts: Sequence[Host], interval_s: float, *, once: bool, show: Callable[[dict[str, Tick | str]], None] | None
+) -> int:
     """Print the readings of the hosts until Ctrl-C; with `once`, one reading of each. A host named twice counts once.
 
+    `show` prints the reading of each host or the reason for none; without it they are printed as JSON.
     Returns 4 if `once` got no reading at all.
     """
     monitors = [HostMonitor(host, interval_s) for host in {host.name: host for host in hosts}.values()]
-    begin = CLEAR_SCREEN if can_redraw(sys.stdout) and not (as_json or once) else ""
     with _ended_on_leaving(monitors):
         _wait_for_first(monitors, ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
         due_s = time.monotonic()
         while True:
             readings = {one.name: one.reading for one in monitors}
-            sys.stdout.write(begin)
-            if as_json:
+            if show is None:
                 print_json(_as_json(readings))
+                sys.stdout.flush()
             else:
-                print_lines(_lines(readings))
-            sys.stdout.flush()
+                show({name: one.tick or _why_none(name, one) for name, one in readings.items()})
             if once:
                 return 0 if any(reading.tick for reading in readings.values()) else EXIT_FAILED
             due_s = next_due_s(due_s, interval_s)
@@ -199,24 +195,3 @@ def _as_json(readings: dict[str, Reading]) -> dict[str, Any]:
 
 def _why_none(name: str, reading: Reading) -> str:
     return reading.failure or f"{name} has not answered yet"
-
-
-def _lines(readings: dict[str, Reading]) -> list[str]:
-    """Return a row for each host and each of its GPUs, behind a column with HOST and HOST:INDEX."""
-    names = [
-        f"{name}:{gpu.index}" for name, one in readings.items() if one.tick is not None for gpu in one.tick.devices
-    ]
-    width, name_width = terminal_width() or PIPE_WIDTH, 1 + max(map(len, [*readings, *names]))
-    has_gpu, rows = bool(names), list[Line]()
-    for name, reading in readings.items():
-        tick = reading.tick
-        head: Line = [(to_width(name, name_width), "title")]
-        if tick is None:
-            rows.append([*head, (_why_none(name, reading), "error")])
-            continue
-        room = width - name_width
-        rows.append([*head, *host_line(tick.host, tick.host.cpu_percent, room, has_gpu)])
-        for gpu in tick.devices:
-            row = gpu_line(gpu, room, is_used=False, missing=tick.missing)
-            rows.append([(to_width(f"{name}:{gpu.index}", name_width), "title"), *row])
-    return [truncate(line_text(row), width) for row in rows]

@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
             if command.takes_script and "--" in args:
                 separator = args.index("--")
                 args, script = args[:separator], args[separator + 1 :]
+            args = self._with_slurm(args) if "--slurm" in args else args
             self.set_defaults(run=getattr(module, command.function), leaf=self, script=script)
         try:
             return super().parse_known_args(args, namespace)
@@ -47,6 +48,13 @@ class Parser(argparse.ArgumentParser):
                 # The message of a `type` function says already what the option takes.
                 raise UserError(f"{name}: {error.message}", key=name) from None
             raise UserError(f"{error}; see {self.prog} --help", key=name) from None
+
+    def _with_slurm(self, words: list[str]) -> list[str]:
+        """Return the words with `--slurm=--nodes=2` for `--slurm --nodes=2`, of which argparse makes two options."""
+        before = words.index("--slurm")
+        value = "".join(words[before + 1 : before + 2])
+        is_value = value.startswith("-") and value.partition("=")[0] not in self._option_string_actions
+        return [*words[:before], f"--slurm={value if is_value else ''}", *words[before + 1 + is_value :]]
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")

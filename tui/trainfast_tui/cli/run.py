@@ -24,7 +24,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, print_out_of_memory, start_when_free
+from trainfast_tui.cli.launching import follow, print_out_of_memory, refuse_script_on_hosts, start_when_free
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
@@ -68,8 +68,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--slurm",
         metavar="OPTIONS",
         nargs="?",
-        const="",
-        help="queue the run with Slurm, with these options of sbatch in one word, as in --slurm='-N 2 -p gpu'",
+        help="queue the run with Slurm, with these options of sbatch in one word, as in --slurm '-N 2 -p gpu'",
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
@@ -116,10 +115,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
-        for option in ("hosts", "slurm"):
-            if getattr(arguments, option) is not None:
-                message = f"--{option} is for a preset: a script on several nodes has its own launcher"
-                raise UserError(message, key=f"--{option}", advice="srun or torchrun after --")
+        refuse_script_on_hosts(hosts=arguments.hosts, slurm=arguments.slurm)
         from trainfast_runner.running.planning import plan_script
 
         return plan_script(
@@ -139,7 +135,7 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
             raise UserError(f"{name} is for a command after --", key=name)
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
-    hosts = () if arguments.hosts is None else parse_hosts(arguments.hosts)
+    hosts = parse_hosts(arguments.hosts)
     try:
         slurm_options = None if arguments.slurm is None else shlex.split(arguments.slurm)
     except ValueError as error:

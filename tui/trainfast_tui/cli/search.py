@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.hosts import parse_hosts
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search import batch_conductor, batch_journal, best_journal
@@ -28,7 +29,7 @@ from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_python, add_repeated, add_settings, add_wait, positive, whole
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.launching import await_devices
+from trainfast_tui.cli.launching import await_devices, refuse_script_on_hosts
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
@@ -46,6 +47,7 @@ def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
     )
+    parser.add_argument("--hosts", metavar="FILE|A,B", help="every run on these machines, a node each, as with run")
     add_wait(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
@@ -158,9 +160,10 @@ def _print_continued(directory: Path, trial_words: str) -> None:
 def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
+        refuse_script_on_hosts(hosts=arguments.hosts)
         return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python)
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python, parse_hosts(arguments.hosts))
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
@@ -187,8 +190,10 @@ def _best_request(arguments: argparse.Namespace) -> best_journal.BestRequest:
 def _best_plan(arguments: argparse.Namespace, request: best_journal.BestRequest) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
+        refuse_script_on_hosts(hosts=arguments.hosts)
         return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
-    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, arguments.python)
+    spec = resolve(arguments.preset, arguments.settings)
+    return plan_preset_best(spec, request, arguments.python, parse_hosts(arguments.hosts))
 
 
 def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:

@@ -308,7 +308,8 @@ def take_trial(
         steps += lines[0].steps()
         losses += lines[0].losses
         peak_bytes = highest((peak_bytes, *(line.peak_allocated_bytes for line in lines)))
-        end_ns, others_cores = max(line.t_ns for line in lines), cpu.others_cores()
+        end_ns = max(line.t_ns for line in lines)
+        others_cores = cpu.others_cores() if process.descends_from_us else None
         begin_ns = begin_ns or round(end_ns - sum(lines[0].step_ms) * 1e6)
         judgement = rule.judge(step_ms)
         count = 0

@@ -22,6 +22,7 @@ from trainfast_runner.errors import UserError, lowest, nearest
 from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.hosts import Host
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel, step_work
@@ -30,6 +31,7 @@ from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
+from trainfast_runner.running.placing import Placement
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import searches
 from trainfast_runner.search.best_journal import (
@@ -381,7 +383,8 @@ class BestPlan:
         # Every process takes the same GPUs, even if others have more free memory by now.
         uuids = self.question.device_uuids
         own_uuids = uuids[: device_count(spec, self.survey.machine)] if uuids else ()
-        return replace(planning.plan_run(spec, self.plan.python, own_uuids), search_id=self.question.search_id)
+        plan = planning.plan_run(spec, self.plan.python, own_uuids, placement=self.plan.placement)
+        return replace(plan, search_id=self.question.search_id)
 
     def predict_candidates(self, cancelled: threading.Event, ceiling: Ceiling | None = None) -> Space:
         """Return the candidates of a model with their predicted memory, and their work at the speeds of a `ceiling`.
@@ -415,8 +418,9 @@ class BestPlan:
         if self.facts is None or not set(asked) - set(EVERY_MODELS_ATTENTION):
             return self.survey
         inspected = warm_python.inspect(self.plan.python, spec.model, spec.data["objective"], attention=True)
-        facts = replace(self.facts, attentions=inspected.attentions)
-        return replace(self.survey, check=lambda run: check(replace(facts, spec=run)))
+        return replace(
+            self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions), self.plan.placement)
+        )
 
     def _with_predictions(self, space: Space, cancelled: threading.Event, ceiling: Ceiling | None) -> Space:
         """Return the space with predictions of the baseline, and of each candidate that needs its `MEMORY_LEVERS`.
@@ -530,22 +534,34 @@ def plan_spec_best(spec: RunSpec, request: BestRequest, python: str | None = Non
     return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, python)
 
 
-def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = None) -> BestPlan:
-    """Check a question against this machine and the training Python. Raises UserError; starts nothing."""
-    spec = replace(spec, data=expand_paths(spec.data))
+def plan_preset_best(
+    spec: RunSpec, request: BestRequest, python: str | None = None, hosts: Sequence[Host] = ()
+) -> BestPlan:
+    """Check a question against this machine and the training Python. Raises UserError; starts nothing.
+
+    With `hosts` every candidate runs on all of them.
+    """
+    spec = recorded = replace(spec, data=expand_paths(spec.data))
     # `devices` is a ceiling: the preset's own run may use fewer.
-    plan = planning.plan_run(searches.candidate_spec(spec, {}), python)
+    plan = planning.plan_run(searches.candidate_spec(spec, {}), python, hosts=hosts)
     _check_request(request, plan)
     inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"])
     machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
+    if plan.placement is not None:
+        machine, spec = plan.placement.machine(machine), plan.placement.spec(spec)
     facts = Facts(
         spec, machine, inspected.config, inspected.versions, inspected.executable, families=inspected.families
     )
-    survey = Survey(spec, machine, lambda run: check(replace(facts, spec=run)))
-    question = _question(spec, survey, plan, request, plan.memory_limit_bytes or ())
+    survey = Survey(spec, machine, _check_of(facts, plan.placement))
+    question = _question(recorded, survey, plan, request, plan.memory_limit_bytes or ())
     space = _space_of(question, survey)
     question = msgspec.structs.replace(question, device_uuids=_gpus_of(survey, plan, space))
     return BestPlan(question, survey, plan, space, facts)
+
+
+def _check_of(facts: Facts, placement: Placement | None) -> Callable[[RunSpec], None]:
+    """Return the check of a run by the compatibility rules; on several nodes a run has the devices of all."""
+    return lambda spec: check(replace(facts, spec=spec if placement is None else placement.spec(spec)))
 
 
 def _gpus_of(survey: Survey, plan: RunPlan, space: Space) -> list[str]:
