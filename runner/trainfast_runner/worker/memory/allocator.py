@@ -1,6 +1,6 @@
 """Malloc thresholds of a CPU run: strict in steps whose memory is measured, ordinary in steps whose time is.
 
-Under strict thresholds every tensor of 32 KiB and more is a mapping of its own that goes back to the kernel when the
+Under strict thresholds every tensor of 64 KiB and more is a mapping of its own that goes back to the kernel when the
 tensor is freed, so resident memory is the memory that the tensors need. Page faults double the time of such a step: no
 timed step runs under strict thresholds unless the run has a memory limit. Call `set_strict` before torch is imported:
 this file imports torch only to ask a device.
@@ -52,7 +52,7 @@ class Allocator:
         self._withheld: list[int] = []
 
     def set_strict(self) -> None:
-        """Return freed blocks of 32 KiB and more to the kernel at once; use one arena, so that heaps stay together."""
+        """Return freed blocks of 64 KiB and more to the kernel at once; use one arena, so that heaps stay together."""
         self._set(STRICT, ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, STRICT_BYTES), (M_TRIM_THRESHOLD, STRICT_BYTES)))
 
     def set_ordinary(self) -> None:
@@ -65,7 +65,7 @@ class Allocator:
         """Switch from ordinary to strict thresholds.
 
         malloc reuses a free heap block before it maps a new one, and returns no part of it to the kernel. So every free
-        block of 32 KiB or more is allocated here, untouched, and freed by `set_ordinary`.
+        block of 64 KiB or more is allocated here, untouched, and freed by `set_ordinary`.
         """
         if self.kept_reason is not None:
             return
