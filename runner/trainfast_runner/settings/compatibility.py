@@ -603,6 +603,10 @@ def _closed_to_us(folder: Path) -> str | None:
 
 EVERY_MODELS_ATTENTION = ("auto", "eager")
 """Values of `attention` that every model has."""
+ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+"""Fields of transformers' configurations with the dropout of attention."""
+POSITION_BIAS = "relative_attention_num_buckets"
+"""Field of models like T5, which train a bias for each distance between two positions."""
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """Fields of a model's configuration, one of which each model that reads images has."""
 
@@ -649,14 +653,25 @@ def _attention(facts: Facts) -> Refusals:
         half = "bf16" if precision == "tf32" else "fp16"
         instead = f"attention=sdpa, or attention={attention} with precision={half}"
         yield refusal("attention", f"attention={attention} has no kernel for precision={precision}", instead)
-    samples = facts.knobs["samples"]
-    if attention == "sdpa-flash" and not facts.on_cpu and samples != "packed":
-        sentence = f"attention=sdpa-flash takes no mask, and samples={samples} are padded"
-        yield refusal("attention", sentence, "attention=sdpa, or samples=packed")
+    if attention == "sdpa-flash":
+        yield from _sdpa_flash(facts)
     if facts.attentions is not None and attention not in facts.attentions:
         model, kernel = facts.config.get("model_type", "this model"), "sdpa" if "sdpa" in facts.attentions else "eager"
         instead = f"attention=auto, which takes {kernel}"
         yield refusal("attention", f"{model} has no attention={attention}", instead, facts.attentions)
+
+
+def _sdpa_flash(facts: Facts) -> Refusals:
+    """What torch's flash kernel lacks: a mask on a GPU, dropout on a CPU, a trained bias on either."""
+    samples, needs = facts.knobs["samples"], "attention=sdpa-flash takes no"
+    if not facts.on_cpu and samples != "packed":
+        sentence = f"{needs} mask, and samples={samples} are padded"
+        yield refusal("attention", sentence, "attention=sdpa, or samples=packed")
+    if POSITION_BIAS in facts.config:
+        yield refusal("attention", f"{needs} bias, and the model adds one to its scores", "attention=sdpa")
+    elif facts.on_cpu and (field := next(filter(facts.config.get, ATTENTION_DROPOUTS), None)) is not None:
+        sentence = f"{needs} dropout on a CPU, and the model has {field}={facts.config[field]:g}"
+        yield refusal("attention", sentence, f"attention=sdpa, or model.{field}=0")
 
 
 def _warmup(facts: Facts) -> Refusals:

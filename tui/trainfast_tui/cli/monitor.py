@@ -123,7 +123,7 @@ def _as_json(tick: Tick) -> dict[str, Any]:
 
 
 def _lines(found: Mapping[str, Tick | str]) -> list[str]:
-    """Return the row of each machine and those of its GPUs, then what is said below them.
+    """Return the row of each machine and those of its GPUs, then errors, their cures and the processes.
 
     `found` has the reading of each host, or the reason for none. A machine without a name has no column of hosts.
     """

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{error}; see {self.prog} --help", key=name) from None
 
     def _with_slurm(self, words: list[str]) -> list[str]:
-        """Return the words with `--slurm=--nodes=2` for `--slurm --nodes=2`, of which argparse makes two options."""
+        """Return the words with `--slurm=--nodes=2` for `--slurm --nodes=2`: argparse takes that for two options."""
         before = words.index("--slurm")
         value = "".join(words[before + 1 : before + 2])
         is_value = value.startswith("-") and value.partition("=")[0] not in self._option_string_actions
