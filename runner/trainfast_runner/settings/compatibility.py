@@ -662,7 +662,7 @@ def _attention(facts: Facts) -> Refusals:
 
 
 def _sdpa_flash(facts: Facts) -> Refusals:
-    """What torch's flash kernel lacks: a mask on a GPU, dropout on a CPU, a trained bias on either."""
+    """torch's flash kernel takes no mask on a GPU, no dropout on a CPU, no trained bias on either."""
     samples, needs = facts.knobs["samples"], "attention=sdpa-flash takes no"
     if not facts.on_cpu and samples != "packed":
         sentence = f"{needs} mask, and samples={samples} are padded"
