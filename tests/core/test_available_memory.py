@@ -11,7 +11,7 @@ from trainfast_runner.machine.resource_limits import free_within_limits
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.corrections import Correction
 from trainfast_runner.memory.headroom import (
-    COLD_COMPILER_BYTES,
+    COMPILER_BYTES,
     UNCORRECTED_MARGIN_BYTES,
     UNTOUCHED_BYTES,
     AvailableMemory,
@@ -195,7 +195,7 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     compiling = fit(**asked, compile="default")
     assert compiling.margin_bytes > 3 * UNCORRECTED_MARGIN_BYTES, "nobody has measured the compiler here"
     compiled = {**asked, "compile": "default"}
-    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COLD_COMPILER_BYTES
+    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COMPILER_BYTES
     free = fit(batch_size=5000)
     assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), (
         "what is free counts no address space"

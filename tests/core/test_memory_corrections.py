@@ -99,7 +99,7 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path):
 def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(tmp_path):
     spec = spec_with(batch_size=5000, compile="default", engine="trainer")
     text = MODEL.predict(spec).basis
-    assert "without the memory of the compiled program and its compiler and the Trainer's own memory" in text
+    assert "without the buffers of compiled kernels and the Trainer's own memory" in text
     assert "without" not in MODEL.predict(spec_with(batch_size=5000)).basis
     record_correction(tmp_path, a_run(spec), ended())
     better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")

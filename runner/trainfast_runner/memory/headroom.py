@@ -99,9 +99,7 @@ UNCORRECTED_MARGIN_SHARE = 0.03
 EXTRAPOLATED_SHARE = 0.015
 """Share of the growth beyond the measured size: the error of a slope, as in a batch search."""
 COMPILER_BYTES = 128 << 20
-"""Memory of a compiled program before any such run was measured (tiny-llama: 52 to 98 MiB, and 33 MiB not touched)."""
-COLD_COMPILER_BYTES = 48 << 20
-"""Part of `COMPILER_BYTES` that a new compilation takes beyond a cached program (measured: 40 MiB)."""
+"""Memory of the compiler and its programs (measured: 52 to 108 MiB, and 33 MiB not touched)."""
 TRAINER_BYTES = 20 << 20
 """Memory of transformers' Trainer (tiny-llama: 15 to 19 MiB)."""
 
@@ -172,11 +170,10 @@ def predict_headroom(
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
     """Bytes a limit of a CPU must have beside the predicted peak: as earlier runs took them, else by the constants."""
-    compiles = spec.knobs["compile"] != "off"
+    program_bytes = COMPILER_BYTES if spec.knobs["compile"] != "off" else 0
     if (correction := model.correction_for(spec, ranks)) is not None:
         grown_bytes = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
-        return UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
-    program_bytes = COMPILER_BYTES if compiles else 0
+        return program_bytes + UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes)
     program_bytes += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
     return program_bytes + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
 

@@ -39,7 +39,7 @@ from trainfast_runner.worker.shared.words import NO_WORK
 STEP_KNOBS = ("precision", "seq_len", *(name for name, entry in LEVERS.items() if entry.is_traced))
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
-TRACE_FORMAT = "9"
+TRACE_FORMAT = "10"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -108,6 +108,9 @@ def request_fields(spec: RunSpec, device: str) -> tuple[dict[str, Any], dict[str
     if "sequence_parallel" in strategy.knobs and spec.knobs["sequence_parallel"] == "on":
         step["sequence_parallel"] = True
     step["knobs"]["precision"] = precision
+    if spec.knobs["compile"] != "off":
+        # A compiled step keeps the same tensors by each of its forms.
+        step["knobs"]["compile"] = "default"
     if spec.knobs["loss"] == "liger":
         # Triton's kernels take no fake tensors.
         step["knobs"]["loss"] = "chunked"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -95,8 +96,10 @@ class TrainState:
         self._config = config
 
     def start(self) -> None:
-        """Join the other ranks, and load what the optimizer's step keeps in memory: none is counted yet."""
+        """Join the other ranks, and load what compiler and optimizer keep in memory: none is counted yet."""
         self.strategy.start()
+        if self.knobs.compile != "off":
+            importlib.import_module("torch._inductor.compile_fx")
         config, objective = copy.deepcopy(self._config), self._spec.data.objective
         if self._optimizer.compiles:
             check_header("optimizer", self._optimizer.name, self._optimizer.fallback)
@@ -151,7 +154,7 @@ class TrainState:
             if isinstance(self.batches, CountedBatches)
             else samples * self.tokens_per_sample,
             timing_warmup=timing_warmup,
-            compile_watch=CompileWatch() if self._is_compiled or self._optimizer.compiles else None,
+            compile_watch=CompileWatch(memory) if self._is_compiled or self._optimizer.compiles else None,
             last_scale=self.strategy.precision.initial_scale(),
             write_actual=partial(self.write_actual, log),
         )

@@ -219,7 +219,7 @@ CHECKPOINTING = LeverEntry(
     same_as=("gradient_checkpointing", "", "activation_checkpointing"),
 )
 
-_COMPILED = "the memory of the compiled program and its compiler"
+_COMPILED = "the buffers of compiled kernels"
 COMPILE = LeverEntry(
     name="compile",
     group="compute",
@@ -231,7 +231,7 @@ COMPILE = LeverEntry(
             name="default",
             what="the whole model, with single and ddp",
             speed="up to about 2x once compiled; the first step takes tens of seconds",
-            memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
+            memory="fused kernels keep less for the backward; on a CPU the compiler takes some 100 MiB beside",
             tolerance=1e-2,
             trainer_fields=(("torch_compile", True), ("torch_compile_mode", "default")),
             untraced=_COMPILED,
@@ -265,7 +265,6 @@ COMPILE = LeverEntry(
             untraced=_COMPILED,
         ),
     ),
-    is_traced=False,
     reads="blocks",
     same_as=("torch_compile", "dynamo_backend", ""),
     changes_in_warm_process=False,

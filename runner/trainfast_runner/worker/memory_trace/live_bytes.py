@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..shared.words import ACTIVATIONS, NO_WORK, TEMPORARY, TRACED_CATEGORIES
+from .compiled_saves import CompiledSaves
 
 CUDA_ROUNDING_BYTES = 512
 """torch's caching allocator hands out multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp)."""
@@ -103,6 +105,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number of blocks that each repeated block stands for, by its place."""
         self.before_next: Callable[[], None] | None = None
         """Called before the next operation."""
+        self.saves: CompiledSaves | None = None
+        """The tensors kept for the backward of a compiled step."""
+        self._is_counting = True
         self._live_storages: dict[int, _LiveStorage] = {}
         self._overflows: set[int] = set()
 
@@ -136,6 +141,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.segments[-1].points.append(tuple(self.live))
         if self.device_type == "cpu":
             self._count_convolution(func, args, result)
+        if self.saves is not None:
+            self.saves.see(func, _tensors((*args, *(kwargs or {}).values())), _tensors((result,)), flops > 0)
         return result
 
     def _count_convolution(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -152,6 +159,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin(self, phase: str, micro: int, place: str) -> None:
         """Begin a segment."""
         self.before_next = None
+        if self.saves is not None and self.segments and not self.segments[-1].end:
+            self.saves.settle()
         self.end()
         self.segments.append(TracedSegment(phase, micro, place, tuple(self.live)))
 
@@ -162,7 +171,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def count(self, tensor: Tensor, category: int) -> bool:
         """Count the tensor's storage; return False if it is counted already or empty."""
-        if tensor.device.type != self.device_type:
+        if tensor.device.type != self.device_type or not self._is_counting:
             return False
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -178,6 +187,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_storages[key] = live_storage
         self.live[category] += live_storage.size
         return live_storage.size > 0
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no storage."""
+        self._is_counting = False
+        try:
+            yield
+        finally:
+            self._is_counting = True
 
     def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
         """Count the storages of tensors; a storage that is counted already changes its category."""

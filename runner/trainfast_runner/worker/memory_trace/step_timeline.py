@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -33,6 +33,7 @@ from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import Cut, cut, divide
 from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
+from .compiled_saves import CompiledSaves
 from .envelope import KEPT_BLOCKS, MAX_PERIOD, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
 
@@ -209,9 +210,11 @@ def _forward_backward(
     for number, stack in enumerate(stacks):
         if stack.repeats > 1:
             live_bytes.repeats |= {f"{number}:{index}": stack.repeats for index in range(1, 1 + stack.period)}
+    knobs = traced_training.strategy.knobs
+    if knobs.compile != "off":
+        live_bytes.saves = CompiledSaves(live_bytes)
     watch = StepWatch(live_bytes)
     hooks = watch.follow(stacks)
-    knobs = traced_training.strategy.knobs
     if knobs.checkpointing != "off":
         checkpoint(model, knobs, watch.around_checkpoints)
     hooks += [
@@ -219,9 +222,9 @@ def _forward_backward(
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
-    batches = islice(_batches(traced_training, batch_size, live_bytes), traced_training.strategy.knobs.grad_accum)
+    batches = islice(_batches(traced_training, batch_size, live_bytes), knobs.grad_accum)
     try:
-        with live_bytes:
+        with live_bytes, live_bytes.saves or nullcontext():
             watch.enter("other")
             forward_backward(
                 traced_training.strategy, Objective(traced_training.objective, knobs), batches, watch.enter

@@ -23,6 +23,7 @@ from ..catalog.levers import KINDS_OF_LAYERS
 from ..invalid import InvalidInput, one_line
 from ..levers import apply_levers, float8, lora
 from ..levers.blocks import outermost_blocks
+from ..memory.memory_meter import MemoryMeter
 from ..spec import Knobs
 from .model_config import HEAD_OF_OBJECTIVE, check_family
 from .weights import without_weights
@@ -202,16 +203,22 @@ def check_header(knob: str, value: str, instead: str) -> None:
 
 
 class CompileWatch:
-    """Notes whether torch compiled anything during a step, also a recompilation or a late backward."""
+    """Notes whether torch compiled anything during a step, also a recompilation or a late backward.
 
-    def __init__(self) -> None:
+    The memory that it takes meanwhile is not the training's.
+    """
+
+    def __init__(self, memory: MemoryMeter) -> None:
         from torch._dynamo.callback import callback_handler
 
         self._has_compiled = False
-        callback_handler.register_start_callback(self._see)
+        self._memory = memory
+        callback_handler.register_start_callback(self._begin)
+        callback_handler.register_end_callback(lambda *_: memory.end_compiling())
 
-    def _see(self, *_: Any) -> None:
+    def _begin(self, *_: Any) -> None:
         self._has_compiled = True
+        self._memory.begin_compiling()
 
     def take(self) -> bool:
         """Return True if torch has compiled since the last call."""
