@@ -20,7 +20,7 @@ def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
-    asked = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0}
+    asked = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0, "memory_limit_bytes": [1 << 30]}
     eager, compiled = train(**asked), train(**asked, compile="default")
     assert compiled.code == 0, compiled.stderr[-3000:]
     assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-4)
@@ -30,6 +30,8 @@ def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
     assert (actual["compiled"], actual["wrapper"], actual["compute_dtype"]) == (True, "none", "float32")
     assert actual["compiled_blocks"] == 0
     assert eager.record("actual")["compiled"] is False
+    plain, fused = (run.steps()[0]["peak_allocated_bytes"] for run in (eager, compiled))
+    assert fused <= plain + (4 << 20), "what the compiler takes, some 100 MiB, is not the training's"
 
 
 NEEDS_GXX = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
