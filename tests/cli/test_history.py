@@ -73,6 +73,7 @@ UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_u
             {"actual": Actual(device="cuda"), "conditions": RunConditions(foreign_processes=[ForeignProcess()])},
         ),
         ("warming_up", {"conditions": RunConditions(still_warming=True)}),
+        ("uneven_speed", {"throughput": Throughput(samples_per_s=Spread(median=13.7, mad=0.1, mean=8.0))}),
         ("few_steps", {"steps": 4}),
         ("strict_malloc", {"throughput": UNDER_STRICT}),
     ],

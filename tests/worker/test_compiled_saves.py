@@ -36,7 +36,9 @@ def kept_by_torch(block, keywords):
     output = forward(hidden, **keywords)
     saved = (output[0] if isinstance(output, tuple) else output).grad_fn.saved_tensors
     given = {one.data_ptr() for one in (*block.parameters(), hidden, *keywords.get("position_embeddings", ()))}
-    return sum({one.data_ptr(): one.untyped_storage().nbytes() for one in saved if one.data_ptr() not in given}.values())
+    return sum(
+        {one.data_ptr(): one.untyped_storage().nbytes() for one in saved if one.data_ptr() not in given}.values()
+    )
 
 
 def kept_by_trace(block, keywords):

@@ -19,6 +19,8 @@ THROTTLED_SHARE = 0.0005
 """Least share of the measured time that is shown: a smaller one would read 0.0 %."""
 DOUBTFUL_THROTTLED_SHARE = 0.02
 """Share of the measured time from which throttling makes figures doubtful: two equal runs differ by as much."""
+LEAST_MEAN = 0.8
+"""Chosen, not measured: least mean rate, as a share of the median one, of a run whose median step speaks for it."""
 THROTTLING_KINDS = {"thermal": "heat", "brake": "power_brake"}
 """The kinds of doubt by the cause of throttling. The power limit is the ordinary state of a GPU under load."""
 WATCHED = "watched_gpu"
@@ -88,6 +90,10 @@ def _observations(result: Result) -> Iterator[tuple[str, str]]:
     if conditions.still_warming:
         is_cooling = is_cooling_down(conditions.temperature_slope_c_per_min)
         yield "cooling_down" if is_cooling else "warming_up", _warming_text(conditions)
+    rate = result.throughput.samples_per_s
+    if measured >= MIN_STEPS_TO_COMPARE and rate.mean and rate.median and rate.mean < LEAST_MEAN * rate.median:
+        text = f"trained {rate.mean:.3g} samples/s over all its measured time: its median step, at {rate.median:.3g}"
+        yield "uneven_speed", f"{text} samples/s, is not typical"
     if 0 < measured < MIN_STEPS_TO_COMPARE:
         yield "few_steps", f"measured {counted(measured, 'step')}: too few to tell a difference from noise"
     if (difference := result.loss_difference) is not None and difference.excess:
