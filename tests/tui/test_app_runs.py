@@ -61,6 +61,17 @@ async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
         await pilot.until("2 runs")
 
 
+async def test_an_opened_run_names_the_turned_knobs_that_it_replaces(home: Home) -> None:
+    two_runs(home)
+    async with running(home, size=(160, 48)) as (app, pilot):
+        await pilot.until("batch_size")
+        app.session.set_knobs([("batch_size", "32")])
+        await pilot.press("h")
+        await pilot.until("2 runs")
+        await pilot.press("enter")
+        await pilot.until("turned before: batch_size=32")
+
+
 async def test_a_runs_both_settings_in_turn_and_shows_their_verdict(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,13 @@ class Session:
         return Changes(next_run=True, refusal=refusal)
 
     def show_run(self, directory: Path) -> None:
-        """Follow this run on the main screen; its knobs become the next run's."""
+        """Follow this run on the main screen; its knobs become the next run's, instead of those that were turned."""
+        next_run = self.next_run
+        if self._keeps_knobs and next_run is not None:
+            turned = [f"{name}={next_run.text_of(name)}" for name in next_run.spec.knobs if next_run.is_changed(name)]
+            if turned:
+                notice = Notified(f"the next run repeats this run; turned before: {' '.join(turned)}")
+                self._changed(Changes(notices=(notice,)))
         self._keeps_knobs, self._adopted_run_id = False, None
         self.run_control.pending.stop_waiting()
         self.reader.follow(directory)

@@ -49,8 +49,11 @@ def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
-    """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are."""
-    words = typed_overrides(overrides)
+    """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are.
+
+    Knobs come first: runs that are compared differ in them, and have the model's fields in common.
+    """
+    words = typed_overrides(dict(sorted(overrides.items(), key=lambda override: "." in override[0])))
     for shown in range(len(words), 0, -1):
         hidden = f" +{len(words) - shown}" if shown < len(words) else ""
         text = " ".join(words[:shown]) + hidden
