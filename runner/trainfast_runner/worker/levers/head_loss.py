@@ -43,6 +43,8 @@ class HeadLoss:
         """Return the sum of the targets' cross entropies; `targets` has the shape of the tokens."""
         return self._sum(self.states(*args, **inputs).logits.flatten(0, -2), targets.flatten())
 
+    # Compiled, the gradients of the head's weight would all be kept, one a chunk, to be added at once.
+    @torch.compiler.disable
     def _sum(self, states: Tensor, targets: Tensor) -> Tensor:
         rows = -(-len(states) // CHUNKS)
         total = torch.zeros((), device=states.device)
