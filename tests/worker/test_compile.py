@@ -42,7 +42,7 @@ TWO_BLOCKS = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=2, nu
 def test_blocks_compile_once_and_learn_the_same_with_checkpointing_and_a_chunked_loss(train):
     asked = {"model": TWO_BLOCKS, "grad_accum": 2, "timing_warmup": 0}
     eager = train(**asked)
-    for others in ({}, {"checkpointing": "full", "loss": "chunked"}):
+    for others in ({}, {"checkpointing": "full", "loss": "chunked"}, {"checkpointing": "selective"}):
         blocks = train(**asked, compile="blocks", **others)
         assert blocks.code == 0, blocks.stderr[-3000:]
         assert blocks.losses() == pytest.approx(eager.losses(), rel=1e-4)

@@ -35,7 +35,8 @@ def checkpoint(model: nn.Module, knobs: Knobs, around: Contexts | None = None) -
     arguments: dict[str, Any] = dict(ARGUMENTS)
     makers = [maker for maker in (_keep_products if value == "selective" else None, around) if maker is not None]
     if makers:
-        arguments["context_fn"] = partial(_nested, makers)
+        # A maker alone stays itself: torch compiles contexts only where they are its own dispatch modes.
+        arguments["context_fn"] = partial(_nested, makers) if len(makers) > 1 else makers[0]
     # Renamed in transformers 5.23.
     enable: Any = getattr(live, "activation_checkpointing_enable", None) or live.gradient_checkpointing_enable
     enable(arguments)
@@ -116,7 +117,7 @@ def _value_of(model: nn.Module, layers: list[nn.Module]) -> str:
     if isinstance(function, partial) and function.func is _with_inputs_on_the_host:
         return "offload"
     contexts: Any = getattr(function, "keywords", {}).get("context_fn")
-    if isinstance(contexts, partial) and _keep_products in contexts.args[0]:
+    if contexts is _keep_products or (isinstance(contexts, partial) and _keep_products in contexts.args[0]):
         return "selective"
     every = checkpointable_layers(model)
     return "full" if layers == every else f"every-{every.index(layers[1]) - every.index(layers[0])}"
