@@ -287,14 +287,9 @@ def read_records(directory: Path) -> RunRecords:
     return records
 
 
-def read_events(directory: Path, records: RunRecords) -> list[Event]:
-    """The supervisor's events; unreadable lines are counted in `records`."""
-    return list(_readable_records(json_lines.Tail(directory / EVENTS_FILE, Event), records))
-
-
-def node_events(directory: Path, node: int) -> list[Event]:
-    """The events of one node of a run on several; those that are readable."""
-    return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), RunRecords()))
+def read_events(directory: Path, records: RunRecords, node: int = 0) -> list[Event]:
+    """The events of the supervisor, of that of one node in a run on several; counts unreadable lines in `records`."""
+    return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), records))
 
 
 def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
@@ -304,7 +299,8 @@ def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
     """
     starts = {}
     for node in range(len(run.nodes) if run is not None else 0):
-        starts[node] = next((event.node for event in node_events(directory, node) if event.node is not None), None)
+        events = read_events(directory, RunRecords(), node)
+        starts[node] = next((event.node for event in events if event.node is not None), None)
     if (first := starts.get(0)) is None:
         return {}
     return {

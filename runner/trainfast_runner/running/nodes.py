@@ -19,7 +19,7 @@ import msgspec
 from trainfast_runner.machine.hosts import address_family, address_towards
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_directory import EVENTS_FILE, node_events, node_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, RunRecords, node_file, read_events
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
 from trainfast_runner.units import plain
@@ -265,7 +265,8 @@ def end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | No
     where every node has one.
     """
     numbers = range(len(run.nodes))
-    found = {node: event for node in numbers for event in node_events(directory, node) if event.end is not None}
+    events = {node: read_events(directory, RunRecords(), node) for node in numbers}
+    found = {node: event for node in numbers for event in events[node] if event.end is not None}
     ended = own or next(iter(found.values()), None)
     if ended is None or ended.end is None:
         return None

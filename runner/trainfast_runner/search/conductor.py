@@ -97,7 +97,8 @@ class Conductor(ABC, Generic[EndedT]):
             )
         )
         try:
-            end_runs_of(self._home, self._directory.name)
+            for run in self._home.runs_of([self._directory.name]):  # that a killed conductor left
+                end_if_live(self._home.directory(run.run_id))
             self.open()
             while True:
                 self._wait_while_paused()
@@ -454,9 +455,3 @@ def end_if_live(directory: Path) -> None:
     """End a run if it is still live."""
     if read_result(directory) is None and is_alive(directory):
         end_run(directory)
-
-
-def end_runs_of(home: Home, search_id: str) -> None:
-    """End the runs that a killed conductor of the search left; their settings are tried again."""
-    for run in home.runs_of([search_id]):
-        end_if_live(home.directory(run.run_id))
