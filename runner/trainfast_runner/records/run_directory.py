@@ -42,13 +42,10 @@ def locked(
 
     Raises TimeoutError, an OSError, if they keep it for `within_s` seconds.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not wait_for_lock(fd, kind, on_wait, within_s):
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as file:
+        if not wait_for_lock(file.fileno(), kind, on_wait, within_s):
             raise TimeoutError(errno.ETIMEDOUT, f"still locked after {within_s:g} s", str(path))
-        yield fd
-    finally:
-        os.close(fd)
+        yield file.fileno()
 
 
 def is_locked(path: Path, against: int) -> bool:
@@ -56,13 +53,11 @@ def is_locked(path: Path, against: int) -> bool:
 
     Raises OSError if the file cannot be opened.
     """
-    fd = open_lock(path)
-    try:
-        fcntl.flock(fd, against | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    with os.fdopen(open_lock(path), "rb") as file:
+        try:
+            fcntl.flock(file, against | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -74,10 +69,8 @@ def exclusive_lock(path: Path, *, create: bool) -> Iterator[bool]:
         yield True
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if create else open_lock(path)
-    try:
+    with os.fdopen(fd, "rb"):
         yield wait_for_lock(fd, fcntl.LOCK_EX, within_s=READERS_WITHIN_S)
-    finally:
-        os.close(fd)
 
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:
