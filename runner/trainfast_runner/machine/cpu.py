@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from trainfast_runner.machine.telemetry.host import UNREADABLE, busy_and_idle_s
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared.host import DEFAULT, PASSIVE, PASSIVE_SETTINGS, WAIT_SETTINGS, wait_policy
@@ -33,10 +34,7 @@ def cpu_has_fp16() -> bool:
 @functools.cache
 def _cpu_info() -> str:
     """The whole text; empty when it cannot be read."""
-    try:
-        return CPU_INFO.read_text()
-    except OSError:
-        return ""
+    return text_of(CPU_INFO)
 
 
 MIN_S = 0.01

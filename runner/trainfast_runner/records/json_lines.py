@@ -212,6 +212,13 @@ def open_regular(path: Path | str) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a small file; empty where it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
 def read_regular(path: Path | str) -> bytes:
     """Return the content of a regular file. Raises OSError for any other, and for one of more than MAX_BYTES."""
     fd = open_regular(path)
