@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -94,14 +95,12 @@ def _own_s() -> float:
     own_process = psutil.Process()
     while True:
         total_s = 0.0
-        try:
+        with suppress(psutil.NoSuchProcess):
             # Parents first: a child that ends in between is not found, rather than counted twice.
             for process in (own_process, *own_process.children(recursive=True)):
                 times = process.cpu_times()
                 total_s += times.user + times.system + times.children_user + times.children_system
             return total_s
-        except psutil.NoSuchProcess:
-            continue
 
 
 OBSERVED_S, STALE_S = 0.25, 3.0
