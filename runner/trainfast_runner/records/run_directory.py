@@ -129,11 +129,8 @@ def rank_file(directory: Path, name: str, rank: int) -> Path:
 def rank_files(directory: Path, name: str) -> dict[int, Path]:
     """The files of that name that exist, by rank in order."""
     pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
-    files = {}
-    for path in directory.glob(f"{name}*.jsonl"):
-        if match := pattern.fullmatch(path.name):
-            files[int(match[1] or 0)] = path
-    return dict(sorted(files.items()))
+    matches = ((pattern.fullmatch(path.name), path) for path in directory.glob(f"{name}*.jsonl"))
+    return dict(sorted((int(match[1] or 0), path) for match, path in matches if match))
 
 
 def read_run_file(directory: Path) -> RunFile | None:
