@@ -6,8 +6,8 @@ import pytest
 from on_disk import put, run_file
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_records
+from trainfast_runner.results.comparison import loss_difference, loss_difference_of
 from trainfast_runner.results.doubts import doubts
-from trainfast_runner.results.loss_difference import loss_difference, loss_difference_of
 from trainfast_runner.settings.knobs import defaults
 
 PLAIN = defaults()

@@ -28,7 +28,6 @@ from trainfast_tui.text.keys import RUN_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.best_journal import BestRequest
     from trainfast_runner.settings.spec import RunSpec
@@ -145,7 +144,8 @@ class Session:
     def _on_snapshot(self, snapshot: Snapshot) -> Changes:
         self.snapshot = snapshot
         is_adopted = self._adopt(snapshot)
-        notices = self.searches.note_snapshot(snapshot)
+        notices = self.searches.of(SearchKind.BATCH).note_seen(snapshot.batch_search)
+        notices += self.searches.of(SearchKind.BEST).note_seen(snapshot.best_search)
         self.update_background_work()
         self.run_control.pending.note_seen(snapshot.run.directory if snapshot.run is not None else None)
         return Changes(next_run=is_adopted, notices=tuple(notices))
@@ -247,10 +247,6 @@ class Session:
     def advice(self) -> dict[str, str]:
         """Return the advisor's text for each knob that has one."""
         return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situation)
-
-    def predicted_fit(self, next_run: NextRun) -> PredictedFit | None:
-        """Return the prediction of this run; None while the newest one is about other settings."""
-        return self.background.fit(next_run, self.machine)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""

@@ -64,7 +64,8 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
             is_same_kind = fields.get("kind") == preset_fields.get("kind")
             is_expanded = name == "paths" and "data.paths" not in run.overrides and is_same_kind
             if value != preset_fields.get(name) and not is_expanded:
-                text = _joined_paths(value) if name == "paths" else _toml_text(value)
+                is_plain = isinstance(value, str) and read_toml_value(value) == value
+                text = _joined_paths(value) if name == "paths" else value if is_plain else _on_one_line(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
         is_of_machine = name == "watch" or (name == "devices" and not run.nodes)
@@ -96,11 +97,6 @@ def _joined_paths(paths: Sequence[object]) -> str:
     if message is not None:
         raise UserError(message, key="data.paths", advice="--to preset")
     return text
-
-
-def _toml_text(value: object) -> str:
-    """The text that `read_toml_value` reads as this value of a model's field."""
-    return value if isinstance(value, str) and read_toml_value(value) == value else _on_one_line(value)
 
 
 def _on_one_line(value: object) -> str:

@@ -10,12 +10,11 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-import msgspec
 import yaml
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export import export_text
-from trainfast_runner.records.json_lines import DAMAGE, read_regular
+from trainfast_runner.records.json_lines import read_cached
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.worker_lines import ActualLine, newest_of_first_rank
@@ -121,11 +120,8 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> export_t
 
 def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     """The configuration that the run recorded. Raises UserError if the run ended before it had one."""
-    try:
-        config = msgspec.json.decode(read_regular(directory / DEEPSPEED_FILE))
-    except (OSError, *DAMAGE):
-        config = None
-    if not isinstance(config, dict):
+    config = read_cached(directory / DEEPSPEED_FILE, dict[str, Any])
+    if config is None:
         message = f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export"
         advice = f"trainfast-tui run {run.name}, and the export of that run"
         raise UserError(message, key=DEEPSPEED_FILE, advice=advice)

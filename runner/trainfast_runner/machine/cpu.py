@@ -7,11 +7,13 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from trainfast_runner.machine.telemetry.host import UNREADABLE, busy_and_idle_s
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared.host import DEFAULT, PASSIVE, PASSIVE_SETTINGS, WAIT_SETTINGS, wait_policy
@@ -33,10 +35,7 @@ def cpu_has_fp16() -> bool:
 @functools.cache
 def _cpu_info() -> str:
     """The whole text; empty when it cannot be read."""
-    try:
-        return CPU_INFO.read_text()
-    except OSError:
-        return ""
+    return text_of(CPU_INFO)
 
 
 MIN_S = 0.01
@@ -96,14 +95,12 @@ def _own_s() -> float:
     own_process = psutil.Process()
     while True:
         total_s = 0.0
-        try:
+        with suppress(psutil.NoSuchProcess):
             # Parents first: a child that ends in between is not found, rather than counted twice.
             for process in (own_process, *own_process.children(recursive=True)):
                 times = process.cpu_times()
                 total_s += times.user + times.system + times.children_user + times.children_system
             return total_s
-        except psutil.NoSuchProcess:
-            continue
 
 
 OBSERVED_S, STALE_S = 0.25, 3.0

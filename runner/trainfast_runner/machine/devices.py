@@ -12,6 +12,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.binding import NO_DEVICES, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 from trainfast_runner.units import CPU, asks_for_cpu, gpu_indexes, gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
@@ -271,10 +272,7 @@ def sign_of_a_gpu(root: Path = Path("/")) -> str | None:
 def pci_card(root: Path = Path("/")) -> str | None:
     """The first NVIDIA display or 3D controller on the PCI bus, with or without a driver; None without one."""
     for entry in sorted(root.glob("sys/bus/pci/devices/*")):
-        try:
-            vendor, kind = ((entry / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
+        vendor, kind = (text_of(entry / name).strip() for name in ("vendor", "class"))
         if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
             return f"the PCI bus lists {entry.name}"
     return None

@@ -31,6 +31,7 @@ from trainfast_runner.machine.doctor import Finding, judged
 from trainfast_runner.machine.hosts import Host, address_family, address_towards, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.units import counted, plain
 
 ANSWER_WITHIN_S, REDUCED_WITHIN_S = 20.0, 90.0
@@ -265,9 +266,7 @@ class Answers:
         """Versions, GPUs, and how ssh came here."""
         versions = {one.name: one.version for one in metadata.distributions() if one.name}
         nccl = next((versions[name] for name in versions if NCCL_PACKAGE.fullmatch(name)), None)
-        driver = None
-        with suppress(OSError):
-            driver = re.search(r"\s(\d+(?:\.\d+)+)\s", Path("/proc/driver/nvidia/version").read_text())
+        driver = re.search(r"\s(\d+(?:\.\d+)+)\s", text_of(Path("/proc/driver/nvidia/version")))
         compared = {name: versions.get(name) for name in ("trainfast-tui", "torch")}
         return {
             "versions": {**compared, "NCCL": nccl, "driver": driver[1] if driver else None},
@@ -283,9 +282,8 @@ class Answers:
         """True once this file has this text; a network file system may take a few seconds."""
         deadline_s = time.monotonic() + SEEN_WITHIN_S
         while time.monotonic() < deadline_s:
-            with suppress(OSError, UnicodeDecodeError):
-                if Path(path).read_text() == nonce:
-                    return True
+            if text_of(Path(path)) == nonce:
+                return True
             time.sleep(0.1)
         return False
 

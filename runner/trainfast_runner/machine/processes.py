@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.records.run_lines import UnendedProcess
 from trainfast_runner.records.tick import DeviceReading
 
@@ -133,10 +134,7 @@ def has_open(pid: int, path: Path) -> bool:
 
 def boot_id() -> str:
     """The id of this boot of the machine, empty if unknown; pids and monotonic times of another boot mean nothing."""
-    try:
-        return BOOT_ID_FILE.read_text().strip()
-    except OSError:
-        return ""
+    return text_of(BOOT_ID_FILE).strip()
 
 
 def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from trainfast_runner.records.json_lines import text_of
 from trainfast_runner.units import mebibytes
 
 CGROUP, PROCESSES = "cgroup", "RLIMIT_NPROC"
@@ -74,7 +75,7 @@ def memory_files(v2: str, v1: str, proc: Path = PROC_SELF) -> Iterator[Path]:
 
     Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
     """
-    for line in _file_lines(proc / "cgroup"):
+    for line in text_of(proc / "cgroup").splitlines():
         _, _, controllers_and_group = line.partition(":")
         controllers, _, group = controllers_and_group.partition(":")
         if controllers == "" or "memory" in controllers.split(","):
@@ -102,7 +103,7 @@ def free_within_limits(free_bytes: int, proc: Path = PROC_SELF) -> int:
     """
     for limit_bytes, path in _group_limits(proc):
         used_file, field = _USED_FILES[path.name]
-        fields = (line.split() for line in _file_lines(path.with_name("memory.stat")))
+        fields = (line.split() for line in text_of(path.with_name("memory.stat")).splitlines())
         with suppress(OSError, ValueError):
             dropped_bytes = next((int(words[1]) for words in fields if words[:1] == [field]), 0)
             used_bytes = int(path.with_name(used_file).read_text()) - dropped_bytes
@@ -116,7 +117,7 @@ def oom_kills() -> int | None:
     None when Linux counts none. Take differences.
     """
     for path in (*memory_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
-        if match := re.search(r"^oom_kill (\d+)$", "\n".join(_file_lines(path)), re.MULTILINE):
+        if match := re.search(r"^oom_kill (\d+)$", text_of(path), re.MULTILINE):
             return int(match[1])
     return None
 
@@ -124,7 +125,7 @@ def oom_kills() -> int | None:
 def _group_limits(proc: Path) -> Iterator[tuple[int, Path]]:
     """Yield the memory limits of this process's groups in bytes, each with its file."""
     for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
-        text = "".join(_file_lines(path)).strip()
+        text = text_of(path).strip()
         # No limit is the word max in version 2, in version 1 the largest multiple of the page size in 63 bits.
         if text.isdecimal() and int(text) < 1 << 60:
             yield int(text), path
@@ -137,16 +138,9 @@ def _mounts(proc: Path, *, is_v2: bool) -> tuple[tuple[Path, str], ...]:
     They stay as they are while a process runs; the group that it is in may change.
     """
     mounts = []
-    for line in _file_lines(proc / "mountinfo"):
+    for line in text_of(proc / "mountinfo").splitlines():
         mount, _, kind = line.partition(" - ")
         fields, kinds = mount.split(), kind.split()
         if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
             mounts.append((Path(fields[4]), fields[3]))
     return tuple(mounts)
-
-
-def _file_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

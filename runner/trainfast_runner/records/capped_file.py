@@ -61,8 +61,8 @@ class CappedFile:
 
     def trim(self) -> int:
         """Drop the middle of a file over its cap; return the bytes dropped. Raises OSError."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with self.path.open("rb+", buffering=0) as file:
+            fd = file.fileno()
             size = os.fstat(fd).st_size
             if size - self._hole_end + self.head_bytes <= self.cap_bytes:
                 return 0
@@ -73,8 +73,6 @@ class CappedFile:
                 # Writers append, so they continue at the new end.
                 os.ftruncate(fd, self.head_bytes)
                 dropped, self._hole_end, self.truncated = size - self.head_bytes, self.head_bytes, True
-        finally:
-            os.close(fd)
         self.dropped_bytes += dropped
         return dropped
 
@@ -168,15 +166,13 @@ def read_log(
         fd = open_regular(path)
     except FileNotFoundError:
         return []
-    try:
+    with os.fdopen(fd, "rb"):
         size = os.fstat(fd).st_size if end is None else end
         length = most_bytes if last_lines is None else min(_BLOCK_BYTES, most_bytes)
         data = _before(fd, size, length)
         while length < min(size, most_bytes) and data.count(b"\n") <= (last_lines or 0):
             length = min(8 * length, most_bytes)
             data = _before(fd, size, length)
-    finally:
-        os.close(fd)
     mark = b"\n" + OUTPUT_MARK % b"many"
     # A hole is far longer than zeros that a program has written.
     text = re.sub(rb"\0{65536,}", mark, data.rstrip(b"\0")).replace(b"\0", b"").decode(errors="replace")

@@ -16,7 +16,7 @@ import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records import run_directory
-from trainfast_runner.records.json_lines import read_regular, write_atomically
+from trainfast_runner.records.json_lines import text_of, write_atomically
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE, OnWait, make_private
 
@@ -222,10 +222,7 @@ class Home:
 
     def _launched_ids(self) -> list[str]:
         path = self.path / LAUNCHES_FILE
-        try:
-            return read_regular(path).decode(errors="replace").splitlines() if path.is_file() else []
-        except OSError:
-            return []
+        return text_of(path).splitlines() if path.is_file() else []
 
     def launching(self, on_wait: OnWait) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""

@@ -52,7 +52,7 @@ class Tail(Generic[T]):
             fd = open_regular(self.path)
         except FileNotFoundError:
             return []
-        try:
+        with os.fdopen(fd, "rb", 0):
             status = os.fstat(fd)
             if status.st_size < self.offset or self._inode not in (None, status.st_ino):
                 self.offset = 0  # truncated or replaced
@@ -61,8 +61,6 @@ class Tail(Generic[T]):
             chunk = os.pread(fd, self._window_bytes, self.offset)
             if b"\0" in chunk:
                 chunk = self._over_hole(fd, chunk)
-        finally:
-            os.close(fd)
         end = chunk.rfind(b"\n") + 1
         if end == 0 and len(chunk) == self._window_bytes:
             # One line longer than the window is damage: step over it.
@@ -179,13 +177,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        try:
+        with os.fdopen(fd, "wb", 0):
             view = memoryview(content)
             while view:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.rename(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -214,6 +210,13 @@ def open_regular(path: Path | str) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a small file; empty where it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 def read_regular(path: Path | str) -> bytes:

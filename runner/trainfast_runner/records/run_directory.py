@@ -42,13 +42,10 @@ def locked(
 
     Raises TimeoutError, an OSError, if they keep it for `within_s` seconds.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not wait_for_lock(fd, kind, on_wait, within_s):
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as file:
+        if not wait_for_lock(file.fileno(), kind, on_wait, within_s):
             raise TimeoutError(errno.ETIMEDOUT, f"still locked after {within_s:g} s", str(path))
-        yield fd
-    finally:
-        os.close(fd)
+        yield file.fileno()
 
 
 def is_locked(path: Path, against: int) -> bool:
@@ -56,13 +53,11 @@ def is_locked(path: Path, against: int) -> bool:
 
     Raises OSError if the file cannot be opened.
     """
-    fd = open_lock(path)
-    try:
-        fcntl.flock(fd, against | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    with os.fdopen(open_lock(path), "rb") as file:
+        try:
+            fcntl.flock(file, against | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -74,10 +69,8 @@ def exclusive_lock(path: Path, *, create: bool) -> Iterator[bool]:
         yield True
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if create else open_lock(path)
-    try:
+    with os.fdopen(fd, "rb"):
         yield wait_for_lock(fd, fcntl.LOCK_EX, within_s=READERS_WITHIN_S)
-    finally:
-        os.close(fd)
 
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:
@@ -136,11 +129,8 @@ def rank_file(directory: Path, name: str, rank: int) -> Path:
 def rank_files(directory: Path, name: str) -> dict[int, Path]:
     """The files of that name that exist, by rank in order."""
     pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
-    files = {}
-    for path in directory.glob(f"{name}*.jsonl"):
-        if match := pattern.fullmatch(path.name):
-            files[int(match[1] or 0)] = path
-    return dict(sorted(files.items()))
+    matches = ((pattern.fullmatch(path.name), path) for path in directory.glob(f"{name}*.jsonl"))
+    return dict(sorted((int(match[1] or 0), path) for match, path in matches if match))
 
 
 def read_run_file(directory: Path) -> RunFile | None:
@@ -287,14 +277,9 @@ def read_records(directory: Path) -> RunRecords:
     return records
 
 
-def read_events(directory: Path, records: RunRecords) -> list[Event]:
-    """The supervisor's events; unreadable lines are counted in `records`."""
-    return list(_readable_records(json_lines.Tail(directory / EVENTS_FILE, Event), records))
-
-
-def node_events(directory: Path, node: int) -> list[Event]:
-    """The events of one node of a run on several; those that are readable."""
-    return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), RunRecords()))
+def read_events(directory: Path, records: RunRecords, node: int = 0) -> list[Event]:
+    """The events of the supervisor, of that of one node in a run on several; counts unreadable lines in `records`."""
+    return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), records))
 
 
 def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
@@ -304,7 +289,8 @@ def _clock_shifts_ns(directory: Path, run: RunFile | None) -> dict[int, int]:
     """
     starts = {}
     for node in range(len(run.nodes) if run is not None else 0):
-        starts[node] = next((event.node for event in node_events(directory, node) if event.node is not None), None)
+        events = read_events(directory, RunRecords(), node)
+        starts[node] = next((event.node for event in events if event.node is not None), None)
     if (first := starts.get(0)) is None:
         return {}
     return {

@@ -239,8 +239,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def category(self, name: str) -> int:
         """Bytes of one of CATEGORIES at the peak."""
-        value: int = getattr(self, f"{name}_bytes")
-        return value
+        return int(getattr(self, f"{name}_bytes"))
 
 
 class RunNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,12 +154,6 @@ def _counted_ns(cause: Cause, earlier: DeviceReading, later: DeviceReading, ns: 
     return high_ns if policy_ns is None else min(max(policy_ns, low_ns), high_ns)
 
 
-def _counted_joules(earlier: DeviceReading, later: DeviceReading) -> float | None:
-    """Growth of the energy counter; None without one, or if it was reset in between."""
-    first, last = earlier.energy_mj, later.energy_mj
-    return (last - first) / 1e3 if first is not None and last is not None and last >= first else None
-
-
 _THROTTLED, _LOST = ({cause.name: f"{kind} {cause.name}" for cause in CAUSES} for kind in ("throttled", "lost"))
 """The rates of each cause: the throttled share of the time, and that share times the loss of SM clock meanwhile."""
 _RATES = (*_THROTTLED.values(), *_LOST.values(), "clock", "clock loss", "energy", "dropped", "counted", "integrated")
@@ -231,7 +225,9 @@ class DeviceTrack:
                 loss = _clock_loss(earlier)
             rates[_THROTTLED[cause.name]] = share
             rates[_LOST[cause.name]] = None if share is None or loss is None or was_silent else share * loss
-        counted = quotient(_counted_joules(earlier, later), ns)
+        first_mj, last_mj, counted = earlier.energy_mj, later.energy_mj, None
+        if first_mj is not None and last_mj is not None and last_mj >= first_mj:  # not reset in between
+            counted = (last_mj - first_mj) / 1e3 / ns
         power = None if was_silent else quotient(_mean(earlier.power_w, later.power_w), 1e9)
         self._counts_energy |= earlier.energy_mj is not None or later.energy_mj is not None
         return rates | {

@@ -21,6 +21,7 @@ from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, RunStart, Step
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, measured_window_of, steady_state_of
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
+from trainfast_runner.results.comparison import loss_difference_of
 from trainfast_runner.results.device_conditions import (
     ENERGY_COUNTER,
     INTEGRATED_POWER,
@@ -36,7 +37,6 @@ from trainfast_runner.results.device_conditions import (
 )
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.doubts import with_doubts
-from trainfast_runner.results.loss_difference import loss_difference_of
 from trainfast_runner.results.script_steps import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.device_counts import ranks_with_samples

@@ -222,7 +222,7 @@ def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
 
 def _finished(facts: EndFacts) -> Verdict | None:
     """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
-    if facts.end.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(facts)):
+    if facts.end.exit_code != 0 or not all(newest(lines, FinishedLine) for lines in _all_ranks(facts)):
         return None
     if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
@@ -237,7 +237,7 @@ def _script_finished(facts: EndFacts) -> Verdict | None:
     if facts.run is None or facts.run.script is None or facts.end.stop_ns is not None:
         return None
     steps = max(facts.last_step.values(), default=0)
-    if any(_has(lines, IgnoredStopLine) for lines in facts.worker_lines.values()):
+    if any(newest(lines, IgnoredStopLine) for lines in facts.worker_lines.values()):
         took = f"took the {counted(steps, 'step')} asked for"
         return Verdict("finished", f"{took}; the script caught SystemExit and was ended")
     if facts.end.exit_code != 0:
@@ -254,7 +254,7 @@ def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
     if asked_steps is None or max(codes) >= 0:
         return None
     for rank, lines in enumerate(_all_ranks(facts)):
-        if facts.last_step.get(rank, 0) < asked_steps or not _has(lines, FinishedLine):
+        if facts.last_step.get(rank, 0) < asked_steps or not newest(lines, FinishedLine):
             return None
     death = reported_end(facts.output_tail) or f"its process {exit_text(codes[0])}"
     return Verdict("finished", f"took the {counted(asked_steps, 'step')} asked for; then {death}")
@@ -277,7 +277,7 @@ def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     if first_signal is None or (first_exception is not None and first_exception[1].t_ns < first_signal[1].t_ns):
         return None
     rank, line = first_signal
-    all_signalled = all(_has(lines, SignalLine) for lines in _all_ranks(facts))
+    all_signalled = all(newest(lines, SignalLine) for lines in _all_ranks(facts))
     subject = "the training process" if all_signalled else f"rank {rank}"
     point = _failure_point(facts, rank, line, names_rank=False)
     reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({point})"
@@ -356,12 +356,12 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
         return Verdict("failed", facts.end.torn_down_reason, RunError(message=facts.end.torn_down_reason))
     point = _failure_point(facts, 0)
     if code < 0:
-        all_finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
+        all_finished = all(newest(lines, FinishedLine) for lines in _all_ranks(facts))
         note = "after it had recorded its end" if all_finished else point
         reason = f"the training process {exit_text(code)}, which trainfast-tui did not send ({note})"
         return _verdict(facts, "killed", reason)
     if code == 0:
-        silent = [rank for rank, lines in enumerate(_all_ranks(facts)) if not _has(lines, FinishedLine)]
+        silent = [rank for rank, lines in enumerate(_all_ranks(facts)) if not newest(lines, FinishedLine)]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return _verdict(facts, "failed", reason, silent[0])
     output = facts.output_tail
@@ -393,10 +393,6 @@ def _lines_before_stop(facts: EndFacts, line_type: type[LineT]) -> Iterator[tupl
         if isinstance(line, line_type) and (facts.end.stop_ns is None or line.t_ns <= facts.end.stop_ns)
     ]
     yield from ((rank, line) for _, rank, line in sorted(timed_lines, key=lambda item: item[:2]))
-
-
-def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
-    return any(isinstance(line, line_type) for line in lines)
 
 
 def _chain_texts(line: ExceptionLine) -> list[str]:

@@ -11,6 +11,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -173,15 +174,13 @@ class FollowedFile(Generic[T]):
     def __init__(self, tail: Tail[T], keep: int = 0, recent_bytes: float = RECENT_BYTES) -> None:
         self.kept: deque[T] = deque(maxlen=keep)
         self.tail = tail
-        try:
-            with os.fdopen(open_regular(tail.path), "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size > recent_bytes:
-                    file.seek(size - int(recent_bytes))
-                    file.readline()
-                    tail.offset = file.tell()
-        except OSError:
-            pass  # the file is not there yet: the tail waits for it
+        # Without the file the tail waits for it.
+        with suppress(OSError), os.fdopen(open_regular(tail.path), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > recent_bytes:
+                file.seek(size - int(recent_bytes))
+                file.readline()
+                tail.offset = file.tell()
 
     def read(self) -> list[T]:
         """Return the new records, after adding them to those kept; empty if the file cannot be read."""

@@ -18,8 +18,8 @@ import msgspec
 
 from trainfast_runner.machine.hosts import address_family, address_towards
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.run_directory import EVENTS_FILE, node_events, node_file
+from trainfast_runner.records.json_lines import Tail, text_of
+from trainfast_runner.records.run_directory import EVENTS_FILE, RunRecords, node_file, read_events
 from trainfast_runner.records.run_file import RunFile, RunNode
 from trainfast_runner.records.run_lines import Event, NodeStart, TrainingEnd
 from trainfast_runner.units import plain
@@ -48,9 +48,7 @@ def ask_all_nodes(directory: Path, word: str) -> None:
 
 def stop_word(directory: Path) -> str:
     """The word by which the run was asked to end; empty before."""
-    with suppress(OSError):
-        return (directory / STOP_FILE).read_text()
-    return ""
+    return text_of(directory / STOP_FILE)
 
 
 def node_label(run: RunFile, node: int) -> str:
@@ -193,9 +191,8 @@ class _OtherNode:
 
     def look(self, now_s: float) -> None:
         """Read the node's beat and its new events."""
-        with suppress(OSError):
-            if (beat := self._path.read_text()) and beat != self._beat:
-                self._beat, self._changed_s = beat, now_s
+        if (beat := text_of(self._path)) and beat != self._beat:
+            self._beat, self._changed_s = beat, now_s
         with suppress(OSError):
             for event in self._tail.new():
                 self.start, self.end = event.node or self.start, event.end or self.end
@@ -265,7 +262,8 @@ def end_of_nodes(directory: Path, run: RunFile, own: Event | None) -> Event | No
     where every node has one.
     """
     numbers = range(len(run.nodes))
-    found = {node: event for node in numbers for event in node_events(directory, node) if event.end is not None}
+    events = {node: read_events(directory, RunRecords(), node) for node in numbers}
+    found = {node: event for node in numbers for event in events[node] if event.end is not None}
     ended = own or next(iter(found.values()), None)
     if ended is None or ended.end is None:
         return None

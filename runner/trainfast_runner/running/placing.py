@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from trainfast_runner.machine.devices import Gpus, Machine, detect_machine
 from trainfast_runner.machine.hosts import Host, host_argv, module_argv, ssh_failure
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import text_of, write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, SUPERVISOR_LOG, node_file
 from trainfast_runner.records.run_file import RunNode
 from trainfast_runner.records.tick import DeviceReading
@@ -182,9 +181,6 @@ def host_facts(request: HostRequest) -> HostFacts:
     """The answer of this machine. Raises UserError where the training Python is none."""
     versions = warm_python.torch_build(request.python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    content = ""
-    with suppress(OSError):
-        content = Path(request.nonce).read_text()
     seen_address, unreachable = connection[0] if len(connection) == 4 else "", ""
     if request.port is not None and seen_address:
         unreachable = cannot_reach(seen_address, request.port)
@@ -192,7 +188,7 @@ def host_facts(request: HostRequest) -> HostFacts:
         host=socket.gethostname(),
         boot_id=boot_id(),
         wall_ns=time.time_ns(),
-        nonce=content,
+        nonce=text_of(Path(request.nonce)),
         versions=versions,
         gpus=list(detect_machine(versions).gpus),
         address=connection[2] if len(connection) == 4 else "",

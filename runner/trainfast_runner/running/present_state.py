@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, boot_id, has_open, is_running, session_members
 from trainfast_runner.records import run_directory
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import DAMAGE, Tail, read_regular, remaining_records
+from trainfast_runner.records.json_lines import Tail, read_cached, remaining_records
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
@@ -85,10 +85,8 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
 
 def is_result_newer(directory: Path) -> bool:
     """True if the unreadable `result.json` is whole, and of a newer schema."""
-    try:
-        return msgspec.json.decode(read_regular(directory / run_directory.RESULT_FILE), type=_Versioned).schema > SCHEMA
-    except (OSError, *DAMAGE):
-        return False
+    versioned = read_cached(directory / run_directory.RESULT_FILE, _Versioned)
+    return versioned is not None and versioned.schema > SCHEMA
 
 
 class _Versioned(msgspec.Struct, frozen=True):

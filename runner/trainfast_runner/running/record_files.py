@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -108,10 +109,8 @@ class EventLog:
 
 def _print_to_log(line: str) -> None:
     """Write a line to supervisor.log, which is standard error; on a full disk it is lost."""
-    try:
+    with suppress(OSError):
         os.write(2, f"{line}\n".encode())
-    except OSError:
-        return
 
 
 class CappedRecords:

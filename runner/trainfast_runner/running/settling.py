@@ -167,8 +167,10 @@ def recover_result(directory: Path) -> Result | None:
     run = run_directory.read_run_file(directory)
     if result is not None or run is None or run_directory.unreadable_reason(directory) is not None:
         return result
-    if present_state.other_host(run) is not None and not (run.by_slurm and _job_is_gone(directory)):
-        return result
+    if present_state.other_host(run) is not None:
+        job = job_of(directory) if run.by_slurm else None
+        if job is None or job_state(job).stage != "gone":
+            return result
     with run_directory.exclusive_lock(directory / ALIVE_LOCK_FILE, create=False) as is_ours:
         if not is_ours:
             return run_directory.read_result(directory)
@@ -181,12 +183,6 @@ def recover_result(directory: Path) -> Result | None:
             _write_result(directory, result)
         delete_states(offload_folder(run.knobs), directory)
         return result
-
-
-def _job_is_gone(directory: Path) -> bool:
-    """True if the run's Slurm job has ended, or was never queued."""
-    job = job_of(directory)
-    return job is not None and job_state(job).stage == "gone"
 
 
 def remove_run(home: Home, run_id: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.json_lines import text_of
 
 SLURM_LOG = "slurm.log"
 """The output of the batch script, in the run directory."""
@@ -135,10 +136,7 @@ def job_state(job_id: str) -> JobState:
 
 def job_of(directory: Path) -> str | None:
     """Return the id of the job that the run is; None for a run that Slurm has not placed."""
-    try:
-        return (directory / JOB_FILE).read_text().strip() or None
-    except OSError:
-        return None
+    return text_of(directory / JOB_FILE).strip() or None
 
 
 def cancel(job_id: str) -> None:

@@ -448,29 +448,26 @@ def _probe(
 
 
 def peaks_of_run(directory: Path) -> list[RankPeaks]:
-    """Return the highest peaks of each rank of a run that took a step; retries are those of its last step.
+    """Return the highest peaks of each rank of a run that took a step, and its retries.
 
     A script's hooks see no phases: its one phase has the peak as its limit counts it.
     """
     records, ranks = read_records(directory), []
-    for rank, steps in sorted(records.steps.items()):
+    for rank in sorted(rank for rank, steps in records.steps.items() if steps):
+        totals = records.totals(rank)
         script_lines = [line for line in records.worker_lines.get(rank, []) if isinstance(line, ScriptLine)]
-        allocated_bytes = highest(step.peak_allocated_bytes for step in steps)
         # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
         counted_bytes = highest(line.limit_peak_bytes for line in script_lines)
-        phase_peaks: dict[str, int] = {}
-        for phase, peak_bytes in (peak for step in steps for peak in (step.phase_peaks or {}).items()):
-            phase_peaks[phase] = max(peak_bytes, phase_peaks.get(phase, 0))
         peaks = RankPeaks(
             rank=rank,
-            phase_peaks=phase_peaks or {SCRIPT_PHASE: counted_bytes or allocated_bytes or 0},
-            peak_allocated_bytes=allocated_bytes,
-            peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
+            phase_peaks=totals.phase_peaks or {SCRIPT_PHASE: counted_bytes or totals.peak_allocated_bytes or 0},
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            peak_reserved_bytes=totals.peak_reserved_bytes,
             limit_peak_bytes=counted_bytes,
-            alloc_retries=steps[-1].alloc_retries if steps else None,
+            alloc_retries=totals.alloc_retries,
             widths=script_lines[-1].widths if script_lines else None,
         )
-        ranks += [peaks] if steps else []
+        ranks.append(peaks)
     return ranks
 
 

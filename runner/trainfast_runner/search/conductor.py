@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -97,7 +97,8 @@ class Conductor(ABC, Generic[EndedT]):
             )
         )
         try:
-            end_runs_of(self._home, self._directory.name)
+            for run in self._home.runs_of([self._directory.name]):  # that a killed conductor left
+                end_if_live(self._home.directory(run.run_id))
             self.open()
             while True:
                 self._wait_while_paused()
@@ -175,12 +176,8 @@ def conduct(
                 advice="a fresh search",
                 option="--fresh to start a second search",
             )
-        conductor = kind(directory, plan, home, options, caller)
-        try:
+        with closing(WARM), closing(kind(directory, plan, home, options, caller)) as conductor:
             return conductor.run()
-        finally:
-            conductor.close()
-            WARM.close()
 
 
 class SearchRuns:
@@ -304,7 +301,7 @@ def _result_if_ended(directory: Path) -> Result | None:
 def end_run(directory: Path) -> None:
     """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
     deadline_s = time.monotonic() + STOPS_WITHIN_S
-    try:
+    with suppress(UserError):  # the run may end by itself meanwhile
         if not request_stop(directory):
             stop_unsupervised(directory, STOPS_WITHIN_S)
             return
@@ -313,8 +310,6 @@ def end_run(directory: Path) -> None:
                 kill_now(directory)
                 deadline_s = math.inf
             time.sleep(POLL_S)
-    except UserError:
-        return  # the run ended by itself meanwhile
 
 
 def end_text(result: Result) -> str:
@@ -454,9 +449,3 @@ def end_if_live(directory: Path) -> None:
     """End a run if it is still live."""
     if read_result(directory) is None and is_alive(directory):
         end_run(directory)
-
-
-def end_runs_of(home: Home, search_id: str) -> None:
-    """End the runs that a killed conductor of the search left; their settings are tried again."""
-    for run in home.runs_of([search_id]):
-        end_if_live(home.directory(run.run_id))

@@ -92,8 +92,7 @@ def _take(go: socket.socket, asker: Asker | None) -> str:
         asker.socket.close()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), go.detach())
-    run: str = order["run"]
-    return run
+    return str(order["run"])
 
 
 def set_variables(variables: dict[str, str | None]) -> None:

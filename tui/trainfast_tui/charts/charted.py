@@ -37,10 +37,8 @@ def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) ->
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[number] for number in indexes]
     uuids = charted_uuids(snapshot.run, ticks[-1])
-    gpus: list[list[DeviceReading | None]] = []
-    for tick in recent:
-        by_uuid = {device.uuid: device for device in tick.devices}
-        gpus.append([by_uuid.get(uuid) for uuid in uuids])
+    by_uuids = ({device.uuid: device for device in tick.devices} for tick in recent)
+    gpus = [[by_uuid.get(uuid) for uuid in uuids] for by_uuid in by_uuids]
     gap_ns = gap_ns_of([tick.t_ns for tick in recent])
     spans = throttled_spans(recent, uuids, gap_ns)
     return [_gpu_chart(GPU_READINGS[number], recent, gpus, spans, gap_ns, axis) for number in indexes]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,9 +53,9 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
 
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL after `STOP_GRACE_S`), the second kills it.
     """
-    follower, progress = Follower(directory), Progress()
+    follower = Follower(directory)
     read_due_s, handled_interrupts = 0.0, 0
-    try:
+    with closing(Progress()) as progress:
         while True:
             if time.monotonic() >= read_due_s or (directory / RESULT_FILE).exists():
                 read_due_s = time.monotonic() + READ_EVERY_S
@@ -73,8 +73,6 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
                 with suppress(Cancelled):  # the next look sees the signal
                     _stop_or_kill(directory, progress, signals, kills=handled_interrupts > 1)
             time.sleep(LOOK_EVERY_S)
-    finally:
-        progress.close()
 
 
 def stop_run(directory: Path, signals: Signals, *, kills: bool = False) -> Result | None:
@@ -101,15 +99,11 @@ def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, kill
             raise Cancelled
         progress.show_activity(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s")
 
-    try:
+    with closing(progress), suppress(UserError):  # the run may have ended by itself
         if (kill_now if kills else request_stop)(directory):
             return
         progress.print_line("unsupervised run: stopping its processes directly")
         stop_unsupervised(directory, 0.0 if kills else STOP_GRACE_S, on_tick)
-    except UserError:
-        return  # the run has just ended by itself
-    finally:
-        progress.close()
 
 
 def start_when_free(plan: RunPlan, home: Home, signals: Signals, *, wait: bool) -> Path:
@@ -229,8 +223,6 @@ def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambd
         waited_for = f"search {search.name}" if search is not None and has_journal(search) else run_file.run_id
         progress.show_activity(f"waiting for {waited_for} to end, {duration(seconds)} so far")
 
-    try:
+    with closing(progress):
         wait_for_devices(plan, home, show)
-    finally:
-        progress.close()
     return time.monotonic_ns() - began_ns

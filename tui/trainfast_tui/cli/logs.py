@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -52,8 +53,7 @@ def logs(arguments: argparse.Namespace) -> int:
 
 def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come, until the run has ended and all are printed."""
-    log = GrowingLog(directory / OUTPUT_FILE, last_lines)
-    try:
+    with closing(GrowingLog(directory / OUTPUT_FILE, last_lines)) as log:
         while True:
             alive = is_unfinished(directory)
             lines = log.read()
@@ -64,8 +64,6 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 time.sleep(LOG_POLL_S)
             else:
                 break
-    finally:
-        log.close()
     if rest := log.unfinished():
         print_line(rest)
     return 0

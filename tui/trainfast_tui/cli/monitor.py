@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -70,10 +71,9 @@ def monitor(arguments: argparse.Namespace) -> int:
     if arguments.once:
         _print(take_tick(), arguments.json)
         return 0
+    redraws, host = can_redraw(sys.stdout) and not arguments.json, HostReader()
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
-    nvml, host = Nvml(opening_s=OPEN_DRIVER_S), HostReader()
-    redraws = can_redraw(sys.stdout) and not arguments.json
-    try:
+    with closing(Nvml(opening_s=OPEN_DRIVER_S)) as nvml:
         tick = read_tick(nvml, host)
         due = time.monotonic() + min(FIRST_INTERVAL_S, arguments.interval)
         if redraws:
@@ -83,8 +83,6 @@ def monitor(arguments: argparse.Namespace) -> int:
             time.sleep(max(0.0, due - time.monotonic()))
             _print(read_tick(nvml, host), arguments.json, redraws)
             due = next_due_s(due, arguments.interval)
-    finally:
-        nvml.close()
 
 
 def _print(tick: Tick, as_json: bool, redraws: bool = False) -> None:

@@ -137,7 +137,10 @@ def monitor_hosts(
     """
     monitors = [HostMonitor(host, interval_s) for host in {host.name: host for host in hosts}.values()]
     with _ended_on_leaving(monitors):
-        _wait_for_first(monitors, ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
+        # Each host gives a reading or fails first.
+        deadline_s = time.monotonic() + (ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
+        while time.monotonic() < deadline_s and not all(one.reading.at_s for one in monitors):
+            time.sleep(POLL_S)
         due_s = time.monotonic()
         while True:
             readings = {one.name: one.reading for one in monitors}
@@ -174,13 +177,6 @@ def _ended_on_leaving(monitors: Sequence[HostMonitor]) -> Iterator[None]:
         deadline_s = time.monotonic() + ENDED_WITHIN_S
         for one in monitors:
             one.join(deadline_s)
-
-
-def _wait_for_first(monitors: Sequence[HostMonitor], within_s: float) -> None:
-    """Wait until each host has given a reading or failed."""
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s and not all(one.reading.at_s for one in monitors):
-        time.sleep(POLL_S)
 
 
 def _as_json(readings: dict[str, Reading]) -> dict[str, Any]:

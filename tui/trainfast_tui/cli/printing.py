@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -63,11 +64,9 @@ def print_notice(text: str) -> None:
 
 def write_to_stderr(text: str, *, begin: str = "", end: str = "") -> None:
     """Write one line on stderr, in ASCII if its encoding cannot hold the text; `begin` and `end` as they are."""
-    try:
+    with suppress(OSError):  # the terminal has gone; the command goes on, and its exit code still counts
         sys.stderr.write(f"{begin}{_encodable(fmt.plain(text), sys.stderr.encoding)}{end}")
         sys.stderr.flush()
-    except OSError:
-        pass  # the terminal has gone; the command goes on, and its exit code still counts
 
 
 def _encodable(text: str, encoding: str | None) -> str:

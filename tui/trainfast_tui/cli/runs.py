@@ -62,10 +62,15 @@ def runs_list(arguments: argparse.Namespace) -> int:
     if arguments.state is not None and arguments.state not in STATES:
         words, close = f"there is no state {arguments.state!r}", nearest(arguments.state, STATES)
         raise UserError(words, key="--state", allowed=STATES, nearest=close)
-    matching_rows = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
-    rows = list(itertools.islice(matching_rows, arguments.n))
-    if not rows and arguments.preset is not None:
-        _refuse_unknown(arguments.preset, Home())
+    state, preset, home = arguments.state, arguments.preset, Home()
+    all_rows = iter_rows(home, warm_processes=arguments.probes)
+    matching = (row for row in all_rows if state in (None, row.state) and preset in (None, row.preset, row.name))
+    rows = list(itertools.islice(matching, arguments.n))
+    # A script's preset exists if its file does, and any other that ran once did.
+    if not rows and preset is not None and script_preset.path_of(preset) is None:
+        has_run = any(preset in (row.preset, row.name) for row in iter_rows(home))
+        if not has_run:
+            presets.load(preset)
     if arguments.json:
         print_json({"schema": SCHEMA, "runs": rows})
     elif not rows:
@@ -74,18 +79,6 @@ def runs_list(arguments: argparse.Namespace) -> int:
     else:
         print_table(HEADER, map(_cells, rows), drop=DROPPED_COLUMNS)
     return 0
-
-
-def _refuse_unknown(preset: str, home: Home) -> None:
-    """Raise UserError for a preset that does not exist and never ran. A script's preset exists if its file does."""
-    if script_preset.path_of(preset) is None and not any(preset in (row.preset, row.name) for row in iter_rows(home)):
-        presets.load(preset)
-
-
-def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
-    if arguments.state is not None and row.state != arguments.state:
-        return False
-    return arguments.preset is None or arguments.preset in (row.preset, row.name)
 
 
 def _cells(row: RunRow) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -245,10 +246,8 @@ class SearchPrinter:
             self.tick()
             return bool(signals.interrupts or signals.must_leave)
 
-        try:
+        with closing(self._progress):
             return work(SearchCaller(self.print_line, is_cancelled, began_ns))
-        finally:
-            self._progress.close()
 
     def print_line(self, line: Line) -> None:
         """Print a line of the journal, and show the work under way from now on."""

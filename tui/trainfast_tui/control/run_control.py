@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -270,11 +271,9 @@ class OomExplainer:
             explanation = explain_run(oom_run, models_of(oom_run.run, python))
             return messages.OomExplained(result.run_id, explanation, traces_left)
 
-        try:
+        with suppress(UserError):  # a change that cannot be traced stays an estimate
             for traces_left in trace_changes(oom_run, python, cancelled):
                 self._post(explained(traces_left))
-        except UserError:
-            pass  # a change that cannot be traced stays an estimate
         return explained(0)
 
 

@@ -13,7 +13,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
 from trainfast_tui.control.run_control import PendingStart
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.live.snapshot import SearchKind, Snapshot
+from trainfast_tui.live.snapshot import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best_journal import BestRequest
@@ -176,11 +176,6 @@ class Searches:
     def running_kind(self) -> SearchKind | None:
         """The kind of the search that uses the device; None without one."""
         return next((kind for kind in SearchKind if self.of(kind).is_active), None)
-
-    def note_snapshot(self, snapshot: Snapshot) -> list[messages.Notified]:
-        """Note the followed search of each kind, and return the notices about them."""
-        seen = {SearchKind.BATCH: snapshot.batch_search, SearchKind.BEST: snapshot.best_search}
-        return [notice for kind, search in seen.items() for notice in self.of(kind).note_seen(search)]
 
     def badge(self, now_ns: int) -> str:
         """Return a few words on the search that is going on, `● best fit 3/6 · 1:12 left`; empty without one."""

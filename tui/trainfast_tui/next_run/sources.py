@@ -51,10 +51,8 @@ def variant_choices(name: str) -> list[tuple[str, str]]:
     """Return (name, settings) of a preset and each of its variants; empty without variants."""
     if script_preset.path_of(name) is not None or not (variants := presets.load(name)[0].variants):
         return []
-    choices = [(name, "the preset itself")]
-    for variant in variants:
-        choices.append((f"{name}/{variant.id}", ", ".join(f"{key}={value}" for key, value in variant.knobs.items())))
-    return choices
+    settings = ((one.id, ", ".join(f"{key}={value}" for key, value in one.knobs.items())) for one in variants)
+    return [(name, "the preset itself"), *((f"{name}/{variant_id}", words) for variant_id, words in settings)]
 
 
 def next_run_from_preset(preset: str) -> NextRun:

@@ -16,7 +16,7 @@ from trainfast_tui.next_run.sources import preset_choices, variant_choices
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Piece, Section, Tone, has_all_words
+from trainfast_tui.text.format import LabelledText, Line, Piece, Section, Tone, has_all_words
 from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
 
 if TYPE_CHECKING:
@@ -249,16 +249,12 @@ class KnobPanel(ListWidget, can_focus=True):
         return [fmt.rule("next run", width, fmt.hidden_words(above, below)), *head, *visible_rows, *text]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
-        name = fmt.to_width(fmt.plain(next_run.spec.name), width - 7).rstrip()
-        lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
-        if next_run.script is not None:
-            lines.append(
-                [("script ", "muted"), (fmt.to_width(fmt.plain(next_run.spec.title), width - 7).rstrip(), "text")]
-            )
-        for override in next_run.typed_field_overrides():
-            lines.append(
-                [("with ", "muted"), (fmt.to_width(fmt.plain(override), max(8, width - 5)).rstrip(), "warning")]
-            )
+        rows: list[LabelledText] = [("preset ", next_run.spec.name, "title")]
+        rows += [("script ", next_run.spec.title, "text")] if next_run.script is not None else []
+        rows += [("with ", override, "warning") for override in next_run.typed_field_overrides()]
+        lines: list[Line] = [
+            [(label, "muted"), (fmt.plain(text, max(8, width - len(label))), tone)] for label, text, tone in rows
+        ]
         if self._global_batch is not None:
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines

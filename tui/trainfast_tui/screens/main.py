@@ -189,7 +189,7 @@ class MainScreen(AppScreen):
             return "" if "steps" in next_run.spec.knobs else RUNS_TO_COMPLETION.format(next_run.spec.title)
         machine = self.session.machine
         used_machine = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
-        return swap_notice(self.session.predicted_fit(next_run), used_machine)
+        return swap_notice(self.session.background.fit(next_run, machine), used_machine)
 
     def _start(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         name = next_run.spec.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -176,14 +177,9 @@ class ProcessTable(SortedTable[ProcessRow]):
         return {name: (text, "text" if row.is_own else "muted") for name, text in texts.items()}
 
     def rest(self, row: ProcessRow, width: int) -> Line:
-        command = row.command if self.size.width >= self.WIDE_FROM else _without_folder(row.command)
+        # On a narrow screen the bare name of the program stands for its path.
+        command = row.command if self.size.width >= self.WIDE_FROM else re.sub(r"^[^ ]*/(?=[^ ])", "", row.command)
         return [(command if row.identity is not None else "not visible from here", "text" if row.is_own else "muted")]
-
-
-def _without_folder(command: str) -> str:
-    """Return the command with the bare name of its program."""
-    program, space, rest = command.partition(" ")
-    return (program.rpartition("/")[2] or program) + space + rest
 
 
 def _gpu_memory_text(row: ProcessRow) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import rich.cells
@@ -329,13 +331,7 @@ def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[L
 
 def join_pieces(cells: Iterable[Piece]) -> Line:
     """Join neighbours of one tone into one piece."""
-    line: Line = []
-    for text, tone in cells:
-        if line and line[-1][1] == tone:
-            line[-1] = line[-1][0] + text, tone
-        else:
-            line.append((text, tone))
-    return line
+    return [("".join(text for text, _ in alike), tone) for tone, alike in groupby(cells, key=itemgetter(1))]
 
 
 def packed(entries: Iterable[Line], width: int, *, indent: int = 0, gap: int = 2, stop: int = 1) -> list[Line]:
@@ -391,24 +387,15 @@ PHASE_TONES: dict[str, Tone] = {
     "other": "muted",
 }
 """The tone of each phase of a step."""
-_STATE_SIGNS: dict[str, Piece] = {
-    "starting": ("○", "secondary"),
-    "running": ("●", "success"),
-    "stopping": ("●", "warning"),
-    "finished": ("✓", "success"),
-    "oom": ("✗", "error"),
-    "failed": ("✗", "error"),
-    "failed_to_start": ("✗", "error"),
-    "stopped": ("■", "warning"),
-    "killed": ("✗", "warning"),
-    "lost": ("✗", "warning"),
-    "unreadable": ("○", "warning"),
-    "pausing": ("●", "warning"),
-    "paused": ("■", "warning"),
-    "interrupted": ("✗", "warning"),
-    "answered": ("✓", "success"),
-    "nothing_fits": ("✗", "error"),
-    "cancelled": ("■", "warning"),
+_STATES_OF_SIGNS: dict[Piece, str] = {
+    ("○", "secondary"): "starting",
+    ("●", "success"): "running",
+    ("●", "warning"): "stopping pausing",
+    ("✓", "success"): "finished answered",
+    ("✗", "error"): "oom failed failed_to_start nothing_fits",
+    ("✗", "warning"): "killed lost interrupted",
+    ("■", "warning"): "stopped paused cancelled",
+    ("○", "warning"): "unreadable",
 }
 """The sign of each state of a run or a search, with its tone."""
 
@@ -417,7 +404,8 @@ def state_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
     """Return the sign of a run's or search's state; that of doubt for a finished run whose figures are in doubt."""
     if doubts and state == "finished":
         return DOUBT_SIGN, "warning"
-    return _STATE_SIGNS.get(state, ("○", "text"))  # a state of a newer version
+    signs = (sign for sign, states in _STATES_OF_SIGNS.items() if state in states.split())
+    return next(signs, ("○", "text"))  # a state of a newer version
 
 
 def followed_run_sign(run: RunSnapshot) -> Piece:

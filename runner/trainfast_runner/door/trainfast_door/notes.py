@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,11 +46,8 @@ _noted: set[str] = set()
 
 def write_door_line(directory: str, kind: str, **fields: Any) -> None:
     """Append one line to `door.jsonl`, which is not kept open. Raises OSError."""
-    file = process.LineFile(os.path.join(directory, "door.jsonl"))
-    try:
+    with closing(process.LineFile(os.path.join(directory, "door.jsonl"))) as file:
         file.write({"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": kind, **fields})
-    finally:
-        file.close()
 
 
 def never_raises(function: Function) -> Function:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from trainfast_runner.machine.telemetry.host import HostReader, ProcessTree
 from trainfast_runner.machine.telemetry.nvml import Nvml, OnXid
@@ -27,13 +28,11 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
 
 def take_tick(*, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
     """A single complete tick by `nvml`, which is closed; `settle_s` seconds between two samples make rates real."""
-    nvml, host = nvml or Nvml(), HostReader()
-    try:
-        read_tick(nvml, host)
+    with closing(nvml or Nvml()) as opened:
+        host = HostReader()
+        read_tick(opened, host)
         time.sleep(settle_s)
-        return read_tick(nvml, host)
-    finally:
-        nvml.close()
+        return read_tick(opened, host)
 
 
 def next_due_s(due_s: float, period_s: float) -> float:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfast_runner.errors import lowest
+from trainfast_runner.results.comparison import loss_difference
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.results.loss_difference import loss_difference
 from trainfast_runner.search import effects
 from trainfast_runner.search.best.levers import MIN_BOUND, PHASES, phase_shares, prior_of
 from trainfast_runner.search.best.question import TOO_LARGE, changes_training, lever_point, oom_verdict, unneeded_levers
@@ -202,7 +202,8 @@ def _trials_end_reason(state: BestState) -> str | None:
         return f"no setting left has a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
     if not state.is_budget_spent:
         return None
-    overridden = state.overridden_values(number, state.leader_number or 0)
+    knobs, others = (state.candidates[one].knobs for one in (number, state.leader_number or 0))
+    overridden = [f"{name}={value_text(name, value)}" for name, value in knobs.items() if value != others[name]]
     budget = duration(state.question.budget_s)
     return f"the budget of {budget} pays for no further trial; next: {', '.join(overridden)}, {state.outlook(number)}"
 
@@ -442,11 +443,6 @@ class BestState:
         gain, chance = 100 * math.expm1(self.gains.mean[number]), chance_text(self.chances[number])
         price = duration(float(self.costs_s[number]))
         return f"about {price}, {chance} chance of {WORTHWHILE_PERCENT} % or more, expected {gain:+.0f} %"
-
-    def overridden_values(self, number: int, other_number: int) -> list[str]:
-        """Return the values of a candidate that differ from another's, as typed."""
-        knobs, others = self.candidates[number].knobs, self.candidates[other_number].knobs
-        return [f"{name}={value_text(name, value)}" for name, value in knobs.items() if value != others[name]]
 
     @cached_property
     def is_affordable(self) -> BoolArray:

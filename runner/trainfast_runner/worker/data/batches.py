@@ -147,10 +147,15 @@ def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderD
         pad_id = pad if isinstance(pad, int) and 0 <= pad < vocab_size(config) else 0
         # A schedule's buffers and a compiled graph are made for one shape.
         width = seq_len if STRATEGIES[knobs.strategy].is_pipeline or knobs.compile != "off" else None
-    masking = _corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None
-    classes = None
-    if data.objective == "sequence-classification":
-        classes = _corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
+    masking = classes = None
+    if data.objective == "masked-lm":
+        if corpus.mask_id is None:
+            raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", key="data.tokenizer")
+        masking = Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), knobs.seed)
+    elif data.objective == "sequence-classification":
+        # Each sample has the label of its text.
+        texts = np.searchsorted(np.cumsum(_corpus_texts(corpus, "lengths")), pieces.starts, side="right")
+        classes = _corpus_texts(corpus, "labels")[texts] % getattr(config, "num_labels", 2)
     return TextSamples(ids, pieces, pad_id, width, masking, classes, split, corpus.source, synthetic=False)
 
 
@@ -163,23 +168,9 @@ def _corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
     return ids
 
 
-def _corpus_masking(corpus: Corpus, seed: int) -> Masking:
-    """Masking for a corpus. Raises InvalidInput if its tokenizer has no mask token."""
-    if corpus.mask_id is None:
-        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", key="data.tokenizer")
-    return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
-
-
 def _corpus_texts(corpus: Corpus, name: str) -> NDArray[np.int64]:
     """The `lengths` or the `labels` of a corpus's texts, one for each."""
     return np.fromfile(corpus.folder / f"{name}.bin", dtype="<i8")
-
-
-def _corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its text."""
-    texts = np.searchsorted(np.cumsum(_corpus_texts(corpus, "lengths")), starts, side="right")
-    labels: NDArray[np.int64] = _corpus_texts(corpus, "labels")[texts] % classes
-    return labels
 
 
 def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:

@@ -40,7 +40,9 @@ def resolve_config(model: dict[str, Any]) -> Any:
     overrides = {key: value for key, value in model.items() if key not in SOURCE_KEYS}
     _check_largest(overrides, "model")
     base = _from_family(place) if source == "family" else _from_files(source, place)
-    allowed_names = field_names(base)
+    # The stored fields and their aliases.
+    private = {"transformers_version", "model_type", "_name_or_path"}
+    allowed_names = (set(base.to_dict()) | set(base.attribute_map) | EXTRA_FIELDS) - private
     for name in overrides:
         if name not in allowed_names:
             raise unknown_name(f"field of {base.model_type}'s configuration", name, f"model.{name}", allowed_names)
@@ -83,17 +85,14 @@ def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
             )
 
 
-def field_names(config: Any) -> set[str]:
-    """Every field that a preset may override: the stored ones and their aliases."""
-    private = {"transformers_version", "model_type", "_name_or_path"}
-    return (set(config.to_dict()) | set(config.attribute_map) | EXTRA_FIELDS) - private
-
-
 def _from_family(family: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if family not in CONFIG_MAPPING:
-        families = trainable_families() & set(CONFIG_MAPPING) or CONFIG_MAPPING.keys()
+        tables = _families_of_tables()
+        with_head = {name for _, table in HEAD_OF_OBJECTIVE.values() for name in tables.get(table, ())}
+        trainable = {name for name in with_head & set(CONFIG_MAPPING) if not _is_for_sound(name)}
+        families = trainable or CONFIG_MAPPING.keys()
         raise unknown_name("model family of this transformers", family, "model.family", families)
     return CONFIG_MAPPING[family]()
 
@@ -225,13 +224,6 @@ def _families_of_tables() -> Mapping[str, frozenset[str]]:
         return {}
     tables = re.findall(r"^MODEL_FOR_(\w+)_MAPPING_NAMES\b[^\n]*\(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
     return {name: frozenset(re.findall(r'\(\s*"([^"]+)",', body)) for name, body in tables}
-
-
-def trainable_families() -> set[str]:
-    """Return the families with a head for an objective; empty if they are unknown."""
-    tables = _families_of_tables()
-    families = {family for _, name in HEAD_OF_OBJECTIVE.values() for family in tables.get(name, ())}
-    return {family for family in families if not _is_for_sound(family)}
 
 
 def check_family(config: Any, objective: str) -> None:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -372,9 +372,7 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
 
     `entry` adds to the first stage, `head` to the last. Among equal divisions the smallest sum of squares wins.
     """
-    cost_before = [0.0]
-    for cost in costs:
-        cost_before.append(cost_before[-1] + cost)
+    cost_before = list(accumulate(costs, initial=0.0))
     count = len(costs)
     # best[end] for the first s stages covering `end` layers: (highest, squares, bounds).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
