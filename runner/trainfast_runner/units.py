@@ -110,19 +110,20 @@ _CONTROLS = "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f"
 """C0 and C1, save those that separate words."""
 _INVISIBLE = "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"
 """Bidirectional overrides and characters without width."""
+# Compiled by their first use, which no first frame has.
 # A whole sequence first, so that its parameters go with it; then every control that is left alone.
-_UNSAFE = re.compile(
+_UNSAFE = (
     r"(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC DCS PM APC SOS
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
     r"|\x1b[ -/]*[0-~]"  # two-character escapes and character set choices
     f"|[{_CONTROLS}{_INVISIBLE}]"
 )
-_SEPARATORS = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
-_RAW_IN_STRINGS = re.compile(f"[\x7f-\x9f{_INVISIBLE}]")
+_SEPARATORS = r"[\n\r\v\f\x85\u2028\u2029]"
+_SURROGATES = r"[\ud800-\udfff]"
+_RAW_IN_STRINGS = f"[\x7f-\x9f{_INVISIBLE}]"
 """Characters that JSON and TOML may leave as they are in a string, and a terminal obeys."""
-_NOT_IN_A_WORD = re.compile(f"[{_CONTROLS}\v\f\r\x85{_INVISIBLE}]")
-_CODING = re.compile(r"coding(?=[:=])")
+_NOT_IN_A_WORD = f"[{_CONTROLS}\v\f\r\x85{_INVISIBLE}]"
+_CODING = r"coding(?=[:=])"
 """The name of an encoding, which Python looks for in the comments of a file's first two lines (PEP 263)."""
 
 
@@ -135,28 +136,28 @@ def plain(text: str) -> str:
     # Every removed character is unprintable (Unicode categories C and Z), and nearly all text is printable.
     if text.isprintable():
         return text
-    text = _UNSAFE.sub("", text)
-    text = _SEPARATORS.sub(" ", text)
-    return _SURROGATES.sub("\ufffd", text).expandtabs(8)
+    text = re.sub(_UNSAFE, "", text)
+    text = re.sub(_SEPARATORS, " ", text)
+    return re.sub(_SURROGATES, "\ufffd", text).expandtabs(8)
 
 
 def comments(sentences: Iterable[str]) -> list[str]:
     """Return each sentence as a comment line of Python, YAML, TOML or a shell: no text in it begins another line."""
     return [
-        "# " + _CODING.sub("coding ", "".join(sign if sign.isprintable() else " " for sign in plain(sentence)))
+        "# " + re.sub(_CODING, "coding ", "".join(sign if sign.isprintable() else " " for sign in plain(sentence)))
         for sentence in sentences
     ]
 
 
 def escaped(text: str) -> str:
     """Return JSON or TOML with every character of a string that a terminal would obey as its number: `\\u009b`."""
-    return _RAW_IN_STRINGS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub(_RAW_IN_STRINGS, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def shell_line(words: Sequence[str]) -> str:
     """Return the words as a shell reads them. Raises UserError for a control character, which no shell can quote."""
     for word in words:
-        if match := _NOT_IN_A_WORD.search(word):
+        if match := re.search(_NOT_IN_A_WORD, word):
             raise UserError(
                 f"{plain(word)[:40]!r} contains the control character U+{ord(match[0]):04X}, which no command can hold",
                 key="--to",

@@ -19,8 +19,9 @@ from trainfast_tui.live.snapshot import Snapshot
 
 
 async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home: Home) -> None:
-    async with running(home, ascii=True, size=(80, 24)) as (_, pilot):
+    async with running(home, ascii=True, size=(80, 24)) as (app, pilot):
         text = await pilot.monitor(the_machine(0))
+        assert not app.session.background.is_shown
         words = " ".join(text.split())
         has(words, "no GPU: no NVIDIA driver here: libnvidia-ml.so.1 was not found")
         has(words, "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu.")
@@ -31,6 +32,7 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
         assert "4004" in first, "the busiest comes first"
         assert "owner^" in await pilot.press(*"oooo")
         assert "No run yet" in await pilot.press("m")
+        assert app.session.background.is_shown
 
 
 async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home: Home) -> None:

@@ -78,6 +78,10 @@ def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, h
     assert see(1.0, live) == [], "the run itself moves it"
     assert see(1.0) == [1.0], "no run is on the screen"
     assert see(4.0) == [4.0]
+    session.background.is_shown = False
+    assert see(2.0) == [], "another screen is on top"
+    session.background.is_shown = True
+    assert see(2.0) == [2.0]
 
 
 def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(

@@ -312,6 +312,8 @@ class BackgroundWork:
         self.memory: NextRunMemory | None = None
         self.speed: NextRunSpeed | None = None
         """The newest prediction; None without one."""
+        self.is_shown = True
+        """False while a screen covers the predictions."""
         self._newest_request: PredictionRequest | None = None
         """The newest request of a prediction; none follows that asks for the same."""
         self.situation: Situation | None = None
@@ -363,7 +365,8 @@ class BackgroundWork:
             speed_key = (run.run_id if run is not None else "", has_result, running_search)
             request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
             # While the device is used, free memory moves with the run or search that uses it.
-            if asks_anew(request, self._newest_request, keeps_memory=is_device_used):
+            keeps_memory = is_device_used or not self.is_shown
+            if asks_anew(request, self._newest_request, keeps_memory=keeps_memory):
                 self._newest_request = request
                 self.predictor.request(request)
 

@@ -91,7 +91,11 @@ class MainScreen(AppScreen):
         self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
         self.set_class(size.width < LOW_STEP_PANEL_FROM, "-narrow")
 
+    def on_screen_suspend(self) -> None:
+        self.session.background.is_shown = False
+
     def on_screen_resume(self, event: events.ScreenResume) -> None:
+        self.session.background.is_shown = True
         event.refresh_styles = False  # they are new, or another screen was on top: only the snapshot is newer
         if self.session.snapshot is not None:
             self.show_snapshot(self.session.snapshot)
