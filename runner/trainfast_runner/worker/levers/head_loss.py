@@ -41,10 +41,11 @@ class HeadLoss:
 
     def __call__(self, *args: Any, targets: Tensor, **inputs: Any) -> Tensor:
         """Return the sum of the targets' cross entropies; `targets` has the shape of the tokens."""
-        return self._sum(self.states(*args, **inputs).logits.flatten(0, -2), targets.flatten())
+        loss: Tensor = self._sum(self.states(*args, **inputs).logits.flatten(0, -2), targets.flatten())
+        return loss
 
     # Compiled, the gradients of the head's weight would all be kept, one a chunk, to be added at once.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sum(self, states: Tensor, targets: Tensor) -> Tensor:
         rows = -(-len(states) // CHUNKS)
         total = torch.zeros((), device=states.device)
