@@ -5,8 +5,6 @@ exit code. Each run is a process of its own, with its own environment, folder, o
 starts with a process itself (the linker's variables, malloc, a launcher) is tested in processes that start cold.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

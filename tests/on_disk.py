@@ -1,7 +1,5 @@
 """Ended runs and begun searches as they lie on disk, so that what reads them is tested without training."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan of a CPU run that nothing was looked up for."""
 
-from __future__ import annotations
-
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.settings.spec import resolve
 

@@ -1,7 +1,5 @@
 """Runs the real command line in a process and a home of its own."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -100,7 +98,7 @@ class Cli:
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return Done(done.returncode, done.stdout, done.stderr, cpu_s)
 
-    def start(self, *arguments: str, **environment: str) -> Started:
+    def start(self, *arguments: str, **environment: str) -> "Started":
         """Start a command that is going to be signalled; its stderr goes to a file."""
         return Started(self, arguments, environment)
 

@@ -1,7 +1,5 @@
 """The app as a person meets it: in a terminal, by keyboard, with real runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

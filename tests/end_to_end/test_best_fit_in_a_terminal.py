@@ -1,7 +1,5 @@
 """The best-fit search by keys alone: `B`, Enter, pause, quit, reattach, Enter takes, with real trials."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

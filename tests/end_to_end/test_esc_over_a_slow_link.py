@@ -1,7 +1,5 @@
 """Esc and the key after it, as a slow link delivers them: in one piece or apart. Both reach the app, in order."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

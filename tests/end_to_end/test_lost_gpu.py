@@ -1,7 +1,5 @@
 """A GPU that is lost and comes back while a run trains and the app is open."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

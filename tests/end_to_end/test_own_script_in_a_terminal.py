@@ -1,7 +1,5 @@
 """A script of one's own as a person meets it: `o`, its flags, its preset, a real run of it, and a batch search."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -4,8 +4,6 @@ Lines are all lines of the Python files. An import edge is one module that impor
 file, for type checkers too. Fails if a figure is over its budget.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The copy trains, lists, refuses and exports what was added, and no other file of it differs from the original.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sysconfig

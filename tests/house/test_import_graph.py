@@ -1,8 +1,6 @@
 """No module imports itself through others: the graph is drawn from the source, with imports for type checkers and
 imports inside functions."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -1,8 +1,6 @@
 """The pages name only files that exist; the hooks in a user's own script load in any Python from 3.8; no docstring
 begins with a word that only points at its subject."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

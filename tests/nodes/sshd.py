@@ -4,8 +4,6 @@ Debian's sshd is taken where it is installed; else apt downloads its packages, c
 checksums, and they are unpacked, not installed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pwd

@@ -1,7 +1,5 @@
 """`doctor --hosts`: two nodes here, one of them behind a real sshd, and hosts unlike the others."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

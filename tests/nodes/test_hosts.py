@@ -1,7 +1,5 @@
 """The list of hosts, the ssh command, and the sentence for each of its faults, with a real sshd."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

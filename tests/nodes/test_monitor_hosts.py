@@ -1,7 +1,5 @@
 """`monitor --hosts`: this machine and one behind a real sshd, hosts that fail, and the end of all children."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

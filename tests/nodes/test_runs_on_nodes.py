@@ -1,7 +1,5 @@
 """Runs on two nodes of this machine (`local,local`): what ran, and how each fault ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

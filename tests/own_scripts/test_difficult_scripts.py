@@ -1,7 +1,5 @@
 """Scripts that a run cannot follow as usual: each has an outcome with a name, and a whole run directory."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The samples of each step of a script, by the batches whose forward passes reach a backward."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

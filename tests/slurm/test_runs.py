@@ -1,7 +1,5 @@
 """Runs as jobs of a real Slurm with two nodes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

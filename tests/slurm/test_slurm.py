@@ -1,7 +1,5 @@
 """The jobs of a real Slurm with two nodes, which `make test-slurm` starts."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What the jobs of Slurm need no Slurm for: commands that are absent, hang or answer as told, and options."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

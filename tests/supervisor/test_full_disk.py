@@ -1,7 +1,5 @@
 """A disk that takes nothing more: the training goes on, and what can be said is said."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs, searches and a machine written by hand, every figure fixed, as their own processes would leave them."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The app without its threads: it shows the snapshots a test gives it, and nothing else moves."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import os

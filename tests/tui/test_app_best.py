@@ -1,7 +1,5 @@
 """The best-fit search on the screen: planned, started, paused, ordered, left and taken."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

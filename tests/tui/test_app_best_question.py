@@ -1,7 +1,5 @@
 """The question of a best-fit search on the screen: planned, put part by part, refused, and searched."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

@@ -1,7 +1,5 @@
 """Bottlenecks of a run: one line on the main screen, and a key that opens it to its figures."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

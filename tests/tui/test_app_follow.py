@@ -1,7 +1,5 @@
 """Following a run directory while it is written, and the threads around the app."""
 
-from __future__ import annotations
-
 import os
 import pty
 import threading

@@ -1,7 +1,5 @@
 """The habits of the field: mouse, filters, ways back and out, keys typed ahead, exports and reports, the job badge."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

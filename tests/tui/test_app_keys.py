@@ -1,7 +1,5 @@
 """Keys, their help and palette, themes and plain ASCII, of the whole app."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """The main screen: what the keys do to the next run."""
 
-from __future__ import annotations
-
 import queue
 from dataclasses import replace
 from pathlib import Path

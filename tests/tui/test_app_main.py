@@ -1,7 +1,5 @@
 """The main screen: what a person sees of a run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The monitor: the machine for a person about to train."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

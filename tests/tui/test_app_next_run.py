@@ -1,7 +1,5 @@
 """The main screen: what the next run starts from."""
 
-from __future__ import annotations
-
 import pytest
 from recorded import a_gpu, a_run
 from still import FULL, a_snapshot, running, shown

@@ -1,7 +1,5 @@
 """The app beside a real training: started with r, seen live, outlived, stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

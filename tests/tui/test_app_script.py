@@ -1,7 +1,5 @@
 """A script of one's own on the screen: its command, its flags, the mapping as corrected, and its preset as next run."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

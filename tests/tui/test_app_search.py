@@ -1,7 +1,5 @@
 """A batch search on the screen: how it is drawn, paused, cancelled and left, and its answer applied."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The start of a batch search on the screen: its question, what stands in its way, and taking it up again."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

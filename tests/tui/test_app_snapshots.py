@@ -1,7 +1,5 @@
 """How the screens read, from recorded runs: `screens/*.txt`. TRAINFAST_UPDATE_SCREENS=1 takes a wanted change over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

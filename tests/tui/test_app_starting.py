@@ -1,7 +1,5 @@
 """Starting a run from the screen: once however often `r` is pressed, and what is asked before it."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The topology screen: the matrix, and its meaning, at any size."""
 
-from __future__ import annotations
-
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine

@@ -1,7 +1,5 @@
 """The view of a batch search, by the text a person would see: probes, the fit, the next step, and the answer."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running

@@ -1,7 +1,5 @@
 """The time line: what happened to run and machine, said in words, on the axis of the charts."""
 
-from __future__ import annotations
-
 import msgspec
 from recorded import RAMP, START_NS, S, a_run, a_step, a_thermal_ramp, write_lines
 from still import a_snapshot, running

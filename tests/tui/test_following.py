@@ -1,7 +1,5 @@
 """Following a run from the command line: what it waits for at the end."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The live rate: one function for the screen and for `run`, `attach` and `runs show`, over measured steps alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

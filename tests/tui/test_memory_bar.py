@@ -1,7 +1,5 @@
 """The memory bar: what it says of a prediction, of its limit, of a measurement, and while there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """After a run out of memory: the screen says why, and which changes fit as soon as each has been traced."""
 
-from __future__ import annotations
-
 import json
 import queue
 import sys

@@ -1,7 +1,5 @@
 """The next run's memory, predicted beside the event loop, and the work that gives way to what is measured."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -6,8 +6,6 @@ trains tiny-llama three times, finds its largest batch and its best fit, trains 
 writes docs/screens/*.svg. Take them on a quiet machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

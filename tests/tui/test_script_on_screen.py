@@ -1,7 +1,5 @@
 """A run of one's own script on the main screen: what its hooks saw, and nothing made up for the rest."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

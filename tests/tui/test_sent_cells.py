@@ -1,7 +1,5 @@
 """Updates sent to the terminal: a small terminal shows the right screen, and no more than that is sent."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The session without an app: the next run's knobs, and the messages that it posts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lines about speed: what it says of a prediction, of turned knobs, of a measurement, and while there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """A run that somebody starts at another terminal while the app is open."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The private parts of Textual that terminal/ relies on: each is there, in use, and named nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

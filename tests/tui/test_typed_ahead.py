@@ -1,7 +1,5 @@
 """Esc and the key after it in one read: both are keys, and neither is lost."""
 
-from __future__ import annotations
-
 import pytest
 from textual.events import Key
 

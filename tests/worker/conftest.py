@@ -1,7 +1,5 @@
 """Starts real workers on hand-written run directories, and reads what they leave there."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """DeepSpeed's extensions are built by one process at a time; a killed build's lock holds up no other."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A full disk: the training goes on, and reports the missing lines as soon as it can."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

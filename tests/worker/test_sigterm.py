@@ -1,7 +1,5 @@
 """The SIGTERM thread uses no GPU but its own rank's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap
