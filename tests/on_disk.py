@@ -59,9 +59,7 @@ def batch_question(search_id: str = SEARCH, key: str = "k", **fields: Any) -> Ba
     return BatchQuestion(**{"search_id": search_id, "key": key, "preset": "tiny-llama", "clock": CLOCK, **fields})
 
 
-def result(
-    run_id: str = A, *, samples_per_s: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any
-) -> Result:
+def result(run_id: str = A, *, samples_per_s: float = 100, mad: float = 1, steps: int = 40, **fields: Any) -> Result:
     """A finished run of tiny-llama with a batch of 8; `knobs` are laid over the defaults."""
     knobs = {**defaults(), **fields.pop("knobs", {})}
     step_ms = 8e3 / samples_per_s

@@ -18,9 +18,9 @@ from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
 BASE = resolve("tiny-llama")
-KEYS = st.one_of(
-    st.sampled_from([*KNOBS_BY_NAME, "model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]),
-    any_text(),
+KEYS = (
+    st.sampled_from([*KNOBS_BY_NAME, *["model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]])
+    | any_text()
 )
 STEPS = st.builds(
     Step,

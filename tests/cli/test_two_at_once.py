@@ -157,9 +157,7 @@ def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(tmp_path, monk
 
 
 @pytest.mark.parametrize("is_search", [True, False])
-def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
-    tmp_path, monkeypatch, capsys, is_search
-):
+def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_searchs_name(tmp_path, monkeypatch, capsys, is_search):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     home = Home(tmp_path)
     search = home.search_directory("20261121-070000-tiny-llama-5ea2")

@@ -31,10 +31,7 @@ def test_a_shell_completes_commands_and_options(cli):
 
 
 def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges():
-    telemetry, judging = (
-        ("machine.telemetry.sampler", "machine.telemetry.nvml"),
-        ("results.bottleneck", "results.verdict"),
-    )
+    telemetry, judging = ("machine.telemetry.sampler machine.telemetry.nvml", "results.bottleneck results.verdict")
     parts = (*telemetry, *judging, "memory", "running.supervisor", "search")
     assert all(find_spec(f"trainfast_runner.{part}") for part in parts)
     script = (

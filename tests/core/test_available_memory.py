@@ -8,17 +8,9 @@ from layered_model import model_of, spec_with
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.resource_limits import free_within_limits
-from trainfast_runner.memory import corrections
+from trainfast_runner.memory import corrections, headroom
 from trainfast_runner.memory.corrections import Correction
-from trainfast_runner.memory.headroom import (
-    COLD_COMPILER_BYTES,
-    UNCORRECTED_MARGIN_BYTES,
-    UNTOUCHED_BYTES,
-    AvailableMemory,
-    available_memory,
-    least_weight_bytes,
-    predict_headroom,
-)
+from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, UNTOUCHED_BYTES, AvailableMemory
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import searches
 from trainfast_runner.settings.knobs import defaults
@@ -47,7 +39,7 @@ LIMIT, CONTEXT = {"from_memory_limit": True}, {"with_context": True}
 
 
 @pytest.mark.parametrize(
-    ("settings", "machine", "ranks", "host_and_context", "size_bytes", "source", "flags"),
+    ("settings", "machine", "ranks", "host", "size_bytes", "source", "flags"),
     [
         ((), TWO_GPUS, 1, (None,), 10 * GIB, "free on GPU 0", CONTEXT),
         (["strategy=ddp"], TWO_GPUS, 2, (None,), 4 * GIB, "free on GPU 1", CONTEXT),
@@ -61,16 +53,14 @@ LIMIT, CONTEXT = {"from_memory_limit": True}, {"with_context": True}
         (["strategy=ddp"], CPU, 2, (4 * GIB,), 2 * GIB, "free, shared by 2 processes", {}),
     ],
 )
-def test_the_tightest_rank_may_use_the_limit_or_what_is_free(
-    settings, machine, ranks, host_and_context, size_bytes, source, flags
-):
-    available = available_memory(asked(*settings), machine, ranks, *host_and_context)
+def test_the_tightest_rank_has_its_limit_or_what_is_free(settings, machine, ranks, host, size_bytes, source, flags):
+    available = headroom.available_memory(asked(*settings), machine, ranks, *host)
     assert available == AvailableMemory(size_bytes, source, **flags)
 
 
 @pytest.mark.parametrize("machine", [CPU, WITHOUT_READING])
 def test_nothing_is_known_of_an_unknown_host(machine):
-    assert available_memory(asked(), machine, 1, None) is None
+    assert headroom.available_memory(asked(), machine, 1, None) is None
 
 
 def test_a_context_comes_out_of_what_is_free_and_not_out_of_a_limit():
@@ -155,14 +145,14 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
 )
 def test_least_weight_bytes(settings, devices, bytes_a_parameter):
     knobs = resolve("tiny-llama", settings).knobs
-    assert least_weight_bytes(1_000_000, knobs, devices) == bytes_a_parameter * 1_000_000
+    assert headroom.least_weight_bytes(1_000_000, knobs, devices) == bytes_a_parameter * 1_000_000
 
 
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
 def fit(model=MODEL, machine=CPU, ranks=1, **knobs):
-    return predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
+    return headroom.predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
 
 
 def corrected(model=MODEL, **knobs):
@@ -195,11 +185,9 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     compiling = fit(**asked, compile="default")
     assert compiling.margin_bytes > 3 * UNCORRECTED_MARGIN_BYTES, "nobody has measured the compiler here"
     compiled = {**asked, "compile": "default"}
-    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COLD_COMPILER_BYTES
+    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + headroom.COLD_COMPILER_BYTES
     free = fit(batch_size=5000)
-    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), (
-        "what is free counts no address space"
-    )
+    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), "it counts no address space"
 
 
 @pytest.mark.parametrize(

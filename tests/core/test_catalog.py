@@ -10,14 +10,7 @@ import pytest
 from trainfast_runner.memory.sharding import MEMORY_RULES
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker import catalog
-from trainfast_runner.worker.catalog import (
-    ENGINES,
-    OPTIMIZERS,
-    PARAMETER_FORMS,
-    STRATEGIES,
-    nearest_optimizer,
-    nearest_strategy,
-)
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, PARAMETER_FORMS, STRATEGIES, nearest_strategy
 
 CATALOG = Path(catalog.__file__).parent
 WORKER = CATALOG.parent
@@ -51,7 +44,7 @@ def test_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert STRATEGIES[nearest_strategy(strategy, lambda entry: entry.compiles)].compiles
         for optimizer in OPTIMIZERS.values():
-            assert OPTIMIZERS[nearest_optimizer(optimizer, strategy)].refusal(strategy) is None
+            assert OPTIMIZERS[catalog.nearest_optimizer(optimizer, strategy)].refusal(strategy) is None
 
 
 def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():

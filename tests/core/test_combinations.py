@@ -51,6 +51,8 @@ PADDED = "samples=padded"
 SPREAD = "strategy=tp ep_degree=2"
 MIXTRAL = {"model_type": "mixtral", **PLAN, "base_model_ep_plan": {"layers.*.mlp.experts": "ep_dispatch_experts"}}
 SPLIT = "strategy=tp sequence_parallel=on"
+PADDED_SPLIT = f"{SPLIT} devices=2 {PADDED}"
+DROPOUT, ODD, ROUTED = {"attn_pdrop": 0.1}, {"num_attention_heads": 3}, {"base_model_ep_plan": {"a": "ep_router"}}
 
 
 def facts(settings="", where=CPU, config=None, versions=None):
@@ -80,43 +82,19 @@ def refusal(*asked, **more):
         ("strategy=dp", OLD, {}, "devices", "and devices=auto is one"),
         ("strategy=tp", CPU, {"model_type": "t5"}, "strategy", "has no plan for t5"),
         ("strategy=fsdp+tp", CPU, LLAMA | {"base_model_tp_plan": {"a": "local"}}, "strategy", "cuts layers as local"),
-        (
-            "attention=sdpa-flash",
-            CPU,
-            {"attn_pdrop": 0.1},
-            "attention",
-            "no dropout on a CPU, and the model has attn_pdrop",
-        ),
+        ("attention=sdpa-flash", CPU, DROPOUT, "attention", "no dropout on a CPU, and the model has attn_pdrop"),
         ("attention=sdpa-flash", CPU, T5, "attention", "takes no bias, and the model adds one to its scores"),
-        ("strategy=tp", CPU, LLAMA | {"num_attention_heads": 3}, "tp_degree", "does not divide the model's 3 heads"),
+        ("strategy=tp", CPU, LLAMA | ODD, "tp_degree", "does not divide the model's 3 heads"),
         ("strategy=tp tp_degree=4", CPU, LLAMA | HEADS, "tp_degree", "not divide the model's 2 key-value heads"),
         ("strategy=tp devices=4", CPU, LLAMA, "devices", "try devices=2, or tp_degree=4"),
         ("strategy=fsdp+tp devices=2", CPU, LLAMA, "devices", "strategy=tp with devices=2"),
         (f"{SPLIT} devices=2", CPU, {"model_type": "gpt2"}, "sequence_parallel", "the model is gpt2"),
-        (
-            f"{SPLIT} devices=2 {PADDED}",
-            CPU,
-            LLAMA,
-            "sequence_parallel",
-            "samples=padded are of several; try samples=packed",
-        ),
-        (
-            f"{SPLIT} seq_len=129",
-            CPU,
-            LLAMA,
-            "seq_len",
-            "tp_degree=2 equal parts, and it does not divide; try seq_len=130",
-        ),
+        (PADDED_SPLIT, CPU, LLAMA, "sequence_parallel", "samples=padded are of several; try samples=packed"),
+        ("seq_len=129 " + SPLIT, CPU, LLAMA, "seq_len", "=2 equal parts, and it does not divide; try seq_len=130"),
         ("sequence_parallel=on", CPU, LLAMA, "sequence_parallel", "does nothing with strategy=single"),
         (SPREAD, CPU, LLAMA, "ep_degree", "no plan for the experts of llama: transformers ships none (it does for mix"),
         (SPREAD, CPU, MIXTRAL | {"num_local_experts": 3}, "ep_degree", "not divide the model's 3 experts (model.num_l"),
-        (
-            SPREAD,
-            CPU,
-            MIXTRAL | {"base_model_ep_plan": {"a": "ep_router"}},
-            "ep_degree",
-            "spreads experts as ep_router",
-        ),
+        (SPREAD, CPU, MIXTRAL | ROUTED, "ep_degree", "spreads experts as ep_router"),
         ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "ep_degree=4 is not tp_degree=2: the devices"),
         ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "try ep_degree=2, or ep_degree=1"),
         ("strategy=fsdp ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=fsdp"),
@@ -157,13 +135,7 @@ def refusal(*asked, **more):
         (f"{CUBE} devices=4", CPU, STAGED, "devices", "try devices=8, or strategy=ddp+tp with devices=4"),
         ("strategy=fsdp+tp+pp", CPU, STAGED | {"model_type": "t5"}, "strategy", "the model is t5; try strategy=ddp or"),
         (CUBE, CPU, STAGED | {"base_model_tp_plan": {"a": "local"}}, "strategy", "as local, which is not done here"),
-        (
-            CUBE,
-            CPU,
-            STAGED | PLAN | {"num_attention_heads": 3},
-            "tp_degree",
-            "3 heads (model.num_attention_heads); try ",
-        ),
+        (CUBE, CPU, STAGED | PLAN | ODD, "tp_degree", "3 heads (model.num_attention_heads); try "),
         (f"{CUBE} pp_schedule=1f1b micro_batches=1", CPU, STAGED, "micro_batches", "needs at least pp_degree=2"),
         (f"{CUBE} compile=default", CPU, STAGED, "compile", "compile=default with strategy=ddp"),
         (f"{CUBE} engine=accelerate", CPU, STAGED, "engine", "engine=native with strategy=ddp+tp+pp"),
@@ -348,9 +320,7 @@ def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path):
     ("settings", "bytes_per_parameter"),
     [([], 12), (["optimizer=sgd"], 4), (["precision=bf16-pure"], 6), (["precision=bf16"], 12)],
 )
-def test_an_offload_path_too_small_for_the_states_is_refused_where_it_is_read(
-    tmp_path, monkeypatch, settings, bytes_per_parameter
-):
+def test_an_offload_path_too_small_for_the_states_is_refused(tmp_path, monkeypatch, settings, bytes_per_parameter):
     monkeypatch.setattr(compatibility, "free_bytes", lambda folder: 3 << 20)
     assert f"offload_path={tmp_path} is full: 3 MiB free" in refusal(f"{OFFLOAD}{tmp_path}").line()
     count = 10 << 20

@@ -24,21 +24,8 @@ from trainfast_runner.records.result import (
 )
 from trainfast_runner.records.run_file import ForeignProcess, ScriptFigures
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.results.comparison import (
-    BETTER,
-    DIFFERENT_DEVICES,
-    DIFFERENT_MODEL,
-    DIFFERENT_SCRIPT,
-    DIFFERENT_SEQ_LEN,
-    DIFFERENT_STEPS,
-    DOUBTFUL,
-    NOISE,
-    SCRIPT_AND_PRESET,
-    STRICT_THRESHOLDS,
-    WORSE,
-    compare,
-    pooled,
-)
+from trainfast_runner.results import comparison
+from trainfast_runner.results.comparison import BETTER, DIFFERENT_MODEL, DIFFERENT_SCRIPT, NOISE, WORSE, compare, pooled
 from trainfast_runner.results.distributions import spread
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_tui.text.result_words import difference_text, value_text, verdict_reasons, verdict_words
@@ -153,7 +140,7 @@ def test_runs_in_turn_are_judged_by_their_own_spread_without_a_doubt():
     assert in_turn((100, 120), (120, 105)).rows[0].verdict == NOISE, "one setting differs by as much as the two"
     alone = compare(result(100, steps=2), result(120, steps=2))
     assert pooled([alone]) is alone
-    assert alone.rows[0].verdict == DOUBTFUL
+    assert alone.rows[0].verdict == comparison.DOUBTFUL
 
 
 def test_a_page_or_two_of_memory_is_no_difference():
@@ -208,7 +195,7 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
     def verdict(a, b):
         return next(row.verdict for row in compare(a, b).rows if row.unit == "J")
 
-    assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == DIFFERENT_DEVICES
+    assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == comparison.DIFFERENT_DEVICES
     assert verdict(watching("auto", 1, 10), watching("0", 1, 20)) == WORSE
     assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE
 
@@ -239,7 +226,7 @@ ONE = of_script("python", "train.py", "--bs", "4")
         (of_script("python", "-m", "train", rate=60), DIFFERENT_SCRIPT),
         (of_script("accelerate", "launch", "/a/train.py", cwd="/b", rate=60), WORSE),
         (of_script("python", "train.py", cwd=None, rate=60), WORSE),
-        (result(60), SCRIPT_AND_PRESET),
+        (result(60), comparison.SCRIPT_AND_PRESET),
     ],
 )
 def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other, verdict):
@@ -252,17 +239,10 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other, verd
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        ("-m",),
-        ("-um",),
-        ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m"),
-        ("-m", "cProfile", "-m"),
-        ("-m", "scalene", "-m"),
-    ],
+    "launcher", ["-m", "-um", "-m torch.distributed.run --nproc-per-node=2 -m", "-m cProfile -m", "-m scalene -m"]
 )
 def test_modules_behind_one_launcher_are_different_scripts(launcher):
-    a, b = (of_script("python", *launcher, module, "--config", "sizes.py") for module in ("a.train", "b.train"))
+    a, b = (of_script("python", *launcher.split(), module, "--config", "sizes.py") for module in ("a.train", "b.train"))
     assert compare(a, a).rows[0].verdict != DIFFERENT_SCRIPT
     assert DIFFERENT_SCRIPT in {row.verdict for row in compare(a, b).rows}
 
@@ -280,7 +260,7 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
 
     found = compare(of_length(128, 100), of_length(256, 60))
     rows = {row.label: row for row in found.rows}
-    assert (rows["throughput"].verdict, rows["step"].verdict) == (DIFFERENT_SEQ_LEN, DIFFERENT_SEQ_LEN)
+    assert rows["throughput"].verdict == rows["step"].verdict == comparison.DIFFERENT_SEQ_LEN
     assert (rows["throughput"].interval_percent, rows["step"].interval_percent) == (None, None)
     assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
     assert rows["token throughput"].interval_percent is not None
@@ -341,12 +321,12 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
     free = result(100.0, actual=cpu, cpu=Cpu(thresholds="strict in warm-up"))
     found = compare(limited, free)
     rows = {row.label: row for row in found.rows}
-    assert rows["throughput"].verdict == rows["step"].verdict == STRICT_THRESHOLDS
+    assert rows["throughput"].verdict == rows["step"].verdict == comparison.STRICT_THRESHOLDS
     assert rows["throughput"].interval_percent is None
     assert verdict_words(found) is not None
     assert "not comparable" in str(verdict_words(found))
     assert any("speed is not comparable" in doubt.text for doubt in found.doubts)
-    assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
+    assert compare(limited, limited).rows[0].verdict == comparison.STRICT_THRESHOLDS, "it ranks against nothing"
 
 
 def test_losses_are_compared_after_equally_many_steps_alone():
@@ -355,7 +335,7 @@ def test_losses_are_compared_after_equally_many_steps_alone():
         return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
 
     assert verdict(40, 3) == verdict(41, 2) == "changed"
-    assert verdict(80, 3) == DIFFERENT_STEPS
+    assert verdict(80, 3) == comparison.DIFFERENT_STEPS
 
 
 def test_auto_is_no_other_setting_than_the_kernel_it_ran():

@@ -21,7 +21,7 @@ NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive")
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
-DDP = {"strategy": "ddp"}
+DDP, NARROW = {"strategy": "ddp"}, {"pcie_width": 8}
 PAIRS = {
     # rule: what triggers it, and what is next to it and does not
     "memory-thrashing": (Case(step=lambda n: {"alloc_retries": 7 + n}), Case(step=always(alloc_retries=7))),
@@ -35,10 +35,7 @@ PAIRS = {
         Case(gpus={0: always(throttle_reasons=["sw_power_cap"], sm_clock_mhz=1500, power_w=399.0)}),
         Case(gpus={0: always(throttle_reasons=["sw_power_cap"], power_w=399.0)}),
     ),
-    "sync-boost": (
-        Case(gpus={0: always(throttle_reasons=["sync_boost"])}),
-        Case(gpus={0: always(throttle_reasons=["idle"])}),
-    ),
+    "sync-boost": [Case(gpus={0: always(throttle_reasons=[reason])}) for reason in ("sync_boost", "idle")],
     "foreign-process": (
         Case(run={"foreign_processes": [ForeignProcess(device=0, pid=7)]}),
         Case(run={"foreign_processes": [ForeignProcess(device=5, pid=7)]}),
@@ -61,10 +58,7 @@ PAIRS = {
         Case(gpus={0: always(gpu_utilization_percent=55)}, step=always(data_ms=430.0)),
     ),
     "small-batch": (Case(step=always(tokens=128)), Case(step=always(tokens=128), knobs={"precision": "fp32"})),
-    "pcie-width": (
-        Case(gpus={0: always(pcie_width=8)}),
-        Case(gpus={0: always(pcie_width=8, gpu_utilization_percent=0)}),
-    ),
+    "pcie-width": (Case(gpus={0: always(**NARROW)}), Case(gpus={0: always(**NARROW, gpu_utilization_percent=0)})),
     "host-cpu": (
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=400.0)),
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=740.0)),
@@ -117,10 +111,7 @@ def test_a_backward_takes_two_forwards_and_what_it_computes_again(checkpointing,
 SECOND = {
     # the other rule of the same name
     "host-cpu": (Case(host=always(cpu_percent=91.0)), Case(host=always(cpu_percent=89.0))),
-    "host-memory": (
-        Case(host=lambda n: {"swap_used_bytes": n * (8 << 20)}),
-        Case(host=lambda n: {"swap_used_bytes": n * (7 << 20)}),
-    ),
+    "host-memory": [Case(host=lambda n, mib=mib: {"swap_used_bytes": n * (mib << 20)}) for mib in (8, 7)],
 }
 
 
@@ -303,9 +294,7 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
     for rule in RULES:
         case = Case(knobs=DDP, other_ranks={1: always()}, gpus={0: always()})
         known = set(figures_by_scope(case.window())[rule.scope][0])
-        templates = [
-            name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
-        ]
+        templates = [name for of in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(of) if name]
         asked = [*templates, *rule.shown_figures, *(figure for figure, _, _ in rule.when), *filter(None, [rule.cost])]
         assert set(asked) <= known, rule.name
         assert rule.source
@@ -325,10 +314,8 @@ def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some():
 def test_who_shared_the_gpu_in_a_window():
     present = [ForeignProcess(device=0, pid=1, memory_used_bytes=9), ForeignProcess(device=0, pid=2)]
     run = run_file(foreign_processes=present)
-    came_and_went = ((3, 1, "left"), (5, 3, "appeared"), (6, 2, "left"), (7, 3, "left"), (9, 4, "appeared"))
-    events = [
-        Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state) for t, pid, state in came_and_went
-    ]
+    changes = ((3, 1, "left"), (5, 3, "appeared"), (6, 2, "left"), (7, 3, "left"), (9, 4, "appeared"))
+    events = [Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state) for t, pid, state in changes]
     assert foreign_processes(run, events, Window(0, 1 * S))[0] == run.foreign_processes[0]
     assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]
     assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]

@@ -251,12 +251,9 @@ def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path):
 
 def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):
     plain = recorded("tiny-llama", "data.kind=random")
-    for paths, reason in (
-        (["/a+b.txt"], r"contains \+"),
-        ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files"),
-    ):
+    for paths, why in ((["/a+b.txt"], r"contains \+"), ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files")):
         run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
-        with pytest.raises(UserError, match=reason) as refused:
+        with pytest.raises(UserError, match=why) as refused:
             export_run(run, tmp_path, "command")
         assert refused.value.as_json()["nearest"] == "--to preset"
         text = export_run(run, tmp_path, "preset").text

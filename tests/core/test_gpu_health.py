@@ -13,9 +13,7 @@ LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_
 
 
 def gpu(**fields):
-    return DeviceReading(
-        **{"index": 2, "uuid": "GPU-2", "name": "NVIDIA H100", "throttle_reasons": [], **LINK, **fields}
-    )
+    return DeviceReading(**{"index": 2, "uuid": "GPU-2", "name": "H100", "throttle_reasons": [], **LINK, **fields})
 
 
 @pytest.mark.parametrize(
@@ -60,8 +58,6 @@ def test_the_processes_stand_below_the_rows_of_the_monitor():
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"
 
 
-@pytest.mark.parametrize(
-    ("driver", "hardware", "limit"), [(87, 92, 87), (92, 87, 87), (None, 92, 92), (None, None, None)]
-)
-def test_the_lower_limit_slows_down(driver, hardware, limit):
-    assert slows_down_at_c(gpu(gpu_max_temperature_c=driver, slowdown_temperature_c=hardware)) == limit
+@pytest.mark.parametrize(("driver", "chip", "limit"), [(87, 92, 87), (92, 87, 87), (None, 92, 92), (None, None, None)])
+def test_the_lower_limit_slows_down(driver, chip, limit):
+    assert slows_down_at_c(gpu(gpu_max_temperature_c=driver, slowdown_temperature_c=chip)) == limit

@@ -25,7 +25,7 @@ HOPPER = replace(TWO, gpus=(gpu(0, capability="9.0"),), nvml_gpus=(gpu(0, capabi
 HOPPERS = replace(TWO, gpus=tuple(gpu(index, capability="9.0") for index in range(2)))
 EVERYTHING = {**INSTALLED, "liger-kernel": "0.8.5", "flash-attn": "2.8", "flash_attn_3": "3.0", "torchao": "0.18"}
 EVERYTHING |= {"torch": "2.13.0+cu130", "transformers": "5.23.0"}
-BF16 = "precision=bf16"
+BF16, GPT2 = "precision=bf16", LLAMA | {"model_type": "gpt2"}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,7 @@ BF16 = "precision=bf16"
         ("precision=fp8 strategy=tp", HOPPERS, LLAMA, "works with strategy single, ddp, fsdp, not with"),
         ("precision=fp8 engine=accelerate", HOPPER, LLAMA, "works with engine native, not with engine=accelerate"),
         ("kernels=liger", CPU, {}, "kernels=liger runs Triton kernels, and this run is on the CPU; try kernels=off"),
-        (
-            "kernels=liger",
-            HOPPER,
-            LLAMA | {"model_type": "gpt2"},
-            "kernels=liger can do llama, qwen3, and the model is gpt2",
-        ),
+        ("kernels=liger", HOPPER, GPT2, "kernels=liger can do llama, qwen3, and the model is gpt2"),
         ("loss=liger", HOPPER, LLAMA | {"model_type": "cohere"}, "and the model is cohere; try loss=full"),
         ("loss=liger strategy=tp", HOPPERS, LLAMA, "loss=liger works with strategy single, ddp, fsdp"),
         ("allocator=expandable", CPU, {}, "sets the CUDA allocator, and this run is on the CPU; try allocator=default"),

@@ -29,9 +29,7 @@ def step_line(number, ms=100.0, **fields):
 
 
 def write_run(directory, **fields):
-    run = run_file(
-        run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields}
-    )
+    run = run_file(run_id="r", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields})
     put(directory / "run.json", run)
 
 

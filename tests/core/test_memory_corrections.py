@@ -24,10 +24,7 @@ def a_run(spec, beyond=BEYOND, steps=2, **changes):
     predicted = MODEL.predict(spec)
     run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=predicted, **changes)
     peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
-    taken = [
-        Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
-        for number in range(1, steps + 1)
-    ]
+    taken = [Step(t_ns=n, step=n, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks) for n in range(1, steps + 1)]
     totals = StepTotals()
     for one in taken:
         totals.add(one)

@@ -11,19 +11,11 @@ from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, model_of, s
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory import tracing
+from trainfast_runner.memory import timeline, tracing
 from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.memory.pipeline import PipelineAction, schedule_actions, stage_count
 from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, PREDICTED_STRATEGIES, STAGED_STRATEGIES, memory_rule
-from trainfast_runner.memory.timeline import (
-    CATEGORIES,
-    BlockPosition,
-    BlockStack,
-    Moment,
-    PipelineCut,
-    StageCut,
-    WholeModel,
-)
+from trainfast_runner.memory.timeline import CATEGORIES, BlockStack, Moment, PipelineCut, StageCut, WholeModel
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_file import Prediction
@@ -114,14 +106,10 @@ def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
     assert cached_model(spec) == model
 
 
-def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_meanwhile(
-    tracer, tmp_path, monkeypatch
-):
+def test_many_questions_of_one_moment_read_the_disk_once_and_see_new_traces(tracer, tmp_path, monkeypatch):
     looks = []
     stamps = tracing.training_python.install_stamps
-    monkeypatch.setattr(
-        tracing.training_python, "install_stamps", lambda python: looks.append(python) or stamps(python)
-    )
+    monkeypatch.setattr(tracing.training_python, "install_stamps", lambda path: looks.append(path) or stamps(path))
     model_of_spec = cached_models()
     assert model_of_spec(spec_with()) is None
     model = tracing.trace_model(spec_with())
@@ -190,6 +178,7 @@ def test_accumulation_on_the_host_has_a_copy_of_its_own():
         assert model.predict(spec, 4).grads_bytes == parts * count / half
 
 
+SCHEDULES = ["gpipe", "1f1b", "interleaved"]
 EVERY_KNOB = {
     "precision": some.sampled_from(["fp32", "tf32", "fp16", "bf16", "bf16-pure"]),
     "optimizer": some.sampled_from(list(OPTIMIZERS)),
@@ -198,7 +187,7 @@ EVERY_KNOB = {
     "grad_accum": some.integers(1, 5),
     "grad_clip": some.sampled_from([0.0, 1.0]),
     "batch_size": some.one_of(some.integers(1, 64), some.just(1 << 20)),
-    "pp_schedule": some.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    "pp_schedule": some.sampled_from(SCHEDULES),
 }
 
 
@@ -244,7 +233,7 @@ LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward")
 def test_zero_has_its_bucket_from_the_first_gradient_on():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
     rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, IN_BF16)
-    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", BlockPosition(0, 2))
+    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", timeline.BlockPosition(0, 2))
     assert [rule(moment).communication for moment in (LOSS, in_last_block)] == [0, 80]
 
 
@@ -267,9 +256,7 @@ def staged(layers, stages):
     return msgspec.structs.replace(model_of(layers), pipeline=PipelineCut(cut, 0, HIDDEN, OUTPUT))
 
 
-@given(
-    schedule=some.sampled_from(["gpipe", "1f1b", "interleaved"]), degree=some.integers(2, 8), rounds=some.integers(1, 6)
-)
+@given(schedule=some.sampled_from(SCHEDULES), degree=some.integers(2, 8), rounds=some.integers(1, 6))
 def test_every_micro_batch_goes_forward_and_then_backward(schedule, degree, rounds):
     held, micro_batches = 2 if schedule == "interleaved" else 1, degree * rounds
     for rank in range(degree):

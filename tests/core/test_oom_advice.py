@@ -2,14 +2,8 @@
 
 import pytest
 
-from trainfast_runner.memory.oom_changes import (
-    best_of_each_knob,
-    defragmenting,
-    frees_states,
-    knob_changes,
-    knob_of,
-    useful_first,
-)
+from trainfast_runner.memory import oom_changes
+from trainfast_runner.memory.oom_changes import best_of_each_knob, defragmenting, knob_changes, knob_of, useful_first
 from trainfast_runner.settings.spec import resolve
 
 
@@ -41,7 +35,7 @@ def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activatio
     found = useful_first(changes("bert-large", phase="optimizer"), "optimizer")
     assert values(found, "optimizer") == ["adamw-fused", "adamw-8bit", "adafactor"]
     assert list(map(knob_of, found[:3])) == ["optimizer"] * 3
-    before = [frees_states(change) for change in useful_first(changes("bert-large"), "forward")]
+    before = [oom_changes.frees_states(change) for change in useful_first(changes("bert-large"), "forward")]
     assert before == sorted(before)
     assert "adamw-fused" not in values(changes("bert-large"), "optimizer")
 

@@ -59,9 +59,7 @@ def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python):
     assert made.versions["torch.version.cuda"] == "13.0"
 
 
-def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_empty_again(
-    python, monkeypatch, tmp_path
-):
+def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_for_it_to_empty(python, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "MEMORY_SETTLES_S", 0.0)
     monkeypatch.setattr(launch, "_start_supervisor", lambda directory, standby, cold_reason: None)
     home = Home(tmp_path / "home")
@@ -97,9 +95,7 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(p
     ("variable", "devices", "indexes"),
     [(None, "2", "1,3"), (None, "3+0", "3,0"), ("3,GPU-2,1", "0+1", "3,2"), ("3,1", None, "3,1")],
 )
-def test_deepspeed_gets_the_nvml_indexes_of_its_gpus_which_it_parses(
-    python, monkeypatch, strategy, variable, devices, indexes
-):
+def test_deepspeed_parses_the_nvml_indexes_of_its_gpus(python, monkeypatch, strategy, variable, devices, indexes):
     """The indexes are the driver's, in PCI order, and not those into CUDA_VISIBLE_DEVICES."""
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)

@@ -53,9 +53,7 @@ def test_its_steps_are_joined_to_its_gpu(directory):
     assert len(thermal_ms) == 24
     assert any(ms for ms in thermal_ms)
     lost = [device.lost_ms for _, conditions in joined if conditions for device in conditions.devices]
-    assert [set(one.values()) for one in lost] == [{None}] * 24, (
-        "it trains on the CPU and loses nothing to a GPU's heat"
-    )
+    assert [set(one.values()) for one in lost] == [{None}] * 24, "it trains on the CPU and loses nothing to a GPU"
 
 
 PATIENCE_S = 30.0

@@ -12,16 +12,8 @@ from msgspec.structs import replace as replace_struct
 
 from on_disk import batch_question
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.search.batch_decide import (
-    MAX_PROBES,
-    TOLERANCE_BYTES,
-    TOLERANCE_SHARE,
-    BatchState,
-    aligned,
-    answer_of,
-    decide,
-    margins_of,
-)
+from trainfast_runner.search import batch_decide
+from trainfast_runner.search.batch_decide import MAX_PROBES, BatchState, aligned, answer_of, decide, margins_of
 from trainfast_runner.search.batch_journal import BatchLine, ConfirmationRun, Predicted, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
@@ -69,7 +61,9 @@ class Device:
         """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
         need = max(self.peaks(0, batch).values())
         more = batch + 1
-        while max(self.peaks(0, more).values()) < need + max(TOLERANCE_SHARE * need, TOLERANCE_BYTES):
+        while max(self.peaks(0, more).values()) < need + max(
+            batch_decide.TOLERANCE_SHARE * need, batch_decide.TOLERANCE_BYTES
+        ):
             more += 1
         return self.fits(batch) and not self.fits(more)
 
@@ -370,9 +364,7 @@ class Replay:
         below, above = WARM[low], WARM[high]
         phases = {name: between(peak, above.phase_peaks[name]) for name, peak in below.phase_peaks.items()}
         # Expandable segments leave a part of a page of 2 MiB.
-        kept = [
-            0 if self.is_expandable else one.peak_reserved_bytes - one.peak_allocated_bytes for one in (below, above)
-        ]
+        kept = [0 if self.is_expandable else p.peak_reserved_bytes - p.peak_allocated_bytes for p in (below, above)]
         allocated = max(phases.values())
         return RankPeaks(
             rank=0,

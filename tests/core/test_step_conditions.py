@@ -137,9 +137,7 @@ READING = st.fixed_dictionaries(
 
 
 def without_energy(conditions):
-    devices = tuple(
-        replace(one, energy_joules=None, energy_source=None, energy_reason=None) for one in conditions.devices
-    )
+    devices = tuple(replace(d, energy_joules=None, energy_source=None, energy_reason=None) for d in conditions.devices)
     return replace(conditions, energy_joules=None, joules_per_sample=None, devices=devices)
 
 

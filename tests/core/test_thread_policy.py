@@ -10,15 +10,8 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.cpu import (
-    CpuWindow,
-    _busy_s,
-    fixed_policy,
-    policy_beside,
-    script_policy,
-    thread_count,
-    thread_variables,
-)
+from trainfast_runner.machine import cpu
+from trainfast_runner.machine.cpu import CpuWindow, _busy_s, fixed_policy, policy_beside, thread_count, thread_variables
 from trainfast_runner.worker.shared.host import wait_policy
 
 TICKS_S = 0.1
@@ -150,5 +143,5 @@ def test_ranks_that_compute_on_the_cpu_share_its_cores(device, strategy, cores, 
 
 def test_threads_of_a_script_are_known_by_its_environment_alone():
     environments = [({}, 1), ({"OMP_WAIT_POLICY": "PASSIVE"}, 1), ({"OMP_NUM_THREADS": "1"}, 1), ({}, 2)]
-    policies = [script_policy(*one) for one in environments]
+    policies = [cpu.script_policy(*one) for one in environments]
     assert [policy and policy.wait for policy in policies] == ["default", "passive", "unused", None]

@@ -170,7 +170,5 @@ def test_numbers_on_mixed_cards_need_an_order():
     ("free_gib", "count", "taken"), [([60, 79, 80, 60], 2, [1, 2]), ([80, 80, 80, 80], 2, [0, 1]), ([76, 79], 1, [1])]
 )
 def test_the_gpus_with_most_free_memory_are_taken(free_gib, count, taken):
-    gpus = [
-        Gpu(uuid=f"GPU-{n}", memory_used=(80 - free) << 30, memory_total=80 << 30) for n, free in enumerate(free_gib)
-    ]
+    gpus = [Gpu(uuid=f"GPU-{n}", memory_used=(80 - gib) << 30, memory_total=80 << 30) for n, gib in enumerate(free_gib)]
     assert [gpu.index for gpu in seen(None, CUDA, *gpus).named_or_counted_gpus(count)] == taken

@@ -137,13 +137,7 @@ def test_a_request_larger_than_the_sockets_buffer_can_be_given_up_while_the_proc
         thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    "traces",
-    [
-        pytest.param(False, id="while it imports"),
-        pytest.param(True, id="while it traces", marks=[pytest.mark.ci, pytest.mark.long]),
-    ],
-)
+@pytest.mark.parametrize("traces", [False, pytest.param(True, marks=[pytest.mark.ci, pytest.mark.long])])
 def test_nothing_outlives_an_app_that_is_killed(traces):
     app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
     try:

@@ -197,9 +197,7 @@ def test_a_host_unlike_the_others_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("gpus", [4, 0])
-def test_a_node_with_fewer_gpus_than_slots_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
-) -> None:
+def test_a_node_of_fewer_gpus_than_slots_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     def facts(request: placing.HostRequest, count: int = 8) -> placing.HostFacts:
         readings = [DeviceReading(index=index, uuid=f"GPU-{index}") for index in range(count)]
         return placing.HostFacts("here", "boot", 0, Path(request.nonce).read_text(), {"torch": "2"}, readings)
@@ -226,9 +224,7 @@ socket.create_connection = create_connection
 """The Python of a machine whose packets a firewall drops."""
 
 
-def test_a_firewall_is_named_before_the_run_and_at_its_start(
-    cli: Cli, stand_in_ssh: Callable[..., dict[str, str]]
-) -> None:
+def test_a_firewall_is_named_before_the_run_and_at_start(cli: Cli, stand_in_ssh: Callable[..., dict[str, str]]) -> None:
     words = "run", "tiny-llama", *DDP, "--hosts", "local,box1"
     line = cli(*words, **stand_in_ssh(DROPPED, connection="127.0.0.1 1 127.0.0.1 22")).refused()
     assert "host box1: it cannot reach 127.0.0.1 port " in line

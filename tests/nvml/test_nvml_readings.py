@@ -60,9 +60,7 @@ def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(wat
         assert missing["gpu0.memory_temperature_c"] == "not supported by this GPU and driver"
         assert missing["gpu0.gpu_utilization_percent"] == "not supported by this GPU and driver"
     assert machine.calls["nvmlDeviceGetUtilizationRates"] == 1
-    assert machine.calls["nvmlDeviceGetFieldValues"] == 2 + 4, (
-        "one call for all fields, twice to probe and in each tick"
-    )
+    assert machine.calls["nvmlDeviceGetFieldValues"] == 2 + 4, "one call for all fields, twice to probe, each tick"
 
 
 def test_slow_questions_stay_off_the_hot_path(watch):

@@ -240,13 +240,11 @@ def test_flag_takes_the_place_of_the_same_flag(place, words, flags):
     assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
 
 
-@pytest.mark.parametrize(
-    "launcher", [["accelerate", "launch"], ["python", "-m", "accelerate.commands.launch"], ["numactl", "-m", "0"]]
-)
+@pytest.mark.parametrize("launcher", ["accelerate launch", "python -m accelerate.commands.launch", "numactl -m 0"])
 @pytest.mark.parametrize("started", [["t.py"], ["-m", "a.train"]])
 def test_flag_of_the_launcher_is_left_alone(launcher, started):
     preset = script_preset.ScriptPreset(flag_words={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
-    launch = [*launcher, "--mixed_precision", "no", *started]
+    launch = [*launcher.split(), "--mixed_precision", "no", *started]
     words = preset.applied([*launch, "--bs", "2"], {"precision": "bf16", "batch_size": 8})
     assert words == [*launch, "--bs", "8", "--mixed_precision", "bf16"]
 

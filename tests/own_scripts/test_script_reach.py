@@ -190,9 +190,7 @@ CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processe
         (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
     ],
 )
-def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
-    options, config, gpus, ranks, tmp_path, monkeypatch
-):
+def test_accelerate_starts_the_ranks_that_options_file_or_gpus_say(options, config, gpus, ranks, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     if config is not None:
         (tmp_path / "accelerate").mkdir()

@@ -14,17 +14,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import batch_conductor
 from trainfast_runner.search import batch_conductor as conductor
-from trainfast_runner.search.batch_conductor import (
-    CONTEXT_WITHOUT_KERNELS_BYTES,
-    BatchConductor,
-    BatchPlan,
-    free_gpu_bytes,
-    on_gpus,
-    open_batch,
-    plan_script_batch,
-    plan_spec_batch,
-)
+from trainfast_runner.search.batch_conductor import BatchConductor, on_gpus, open_batch, plan_script_batch
 from trainfast_runner.search.batch_journal import BatchQuestion, BatchSnapshot, Predicted, Probe
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.searches import SearchOptions
@@ -41,7 +33,7 @@ def untraced(_plan: RunPlan, _cancelled: threading.Event) -> NoReturn:
 def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BatchConductor]:
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), SearchOptions()
-    batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
+    batch_plan = batch_conductor.plan_spec_batch(resolve("tiny-llama", ()), None)
     monkeypatch.setattr(conductor, "trace_size_model", untraced)
 
     def make(state: str) -> BatchConductor:
@@ -77,8 +69,8 @@ def two(*used_gib: int) -> Machine:
     return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(2)])
 
 
-def planned(python: str, *settings: str) -> BatchPlan:
-    return plan_spec_batch(resolve("tiny-llama", settings), python)
+def planned(python: str, *settings: str) -> batch_conductor.BatchPlan:
+    return batch_conductor.plan_spec_batch(resolve("tiny-llama", settings), python)
 
 
 def opened(python: str, home: Home, *settings: str) -> Path:
@@ -142,4 +134,7 @@ def test_memory_that_the_driver_reserves_is_not_free(tmp_path, python):
     with stand_in.installed(Machine([Gpu()])):
         plan = plan_script_batch(script_of(python, tmp_path), (), None).plan
     used, reserved = 1024, 512
-    assert free_gpu_bytes(plan) == (81920 - used - reserved) * stand_in.MIB - CONTEXT_WITHOUT_KERNELS_BYTES
+    assert (
+        batch_conductor.free_gpu_bytes(plan)
+        == (81920 - used - reserved) * stand_in.MIB - batch_conductor.CONTEXT_WITHOUT_KERNELS_BYTES
+    )

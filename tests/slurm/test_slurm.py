@@ -12,16 +12,8 @@ import pytest
 
 from slurm.cluster import free_ports
 from trainfast_runner.errors import UserError
-from trainfast_runner.running.slurm import (
-    SLURM_LOG,
-    JobState,
-    batch_script,
-    cancel,
-    end_reason,
-    job_state,
-    node_count,
-    submit,
-)
+from trainfast_runner.running import slurm
+from trainfast_runner.running.slurm import SLURM_LOG, JobState, batch_script, cancel, end_reason, job_state, submit
 
 pytestmark = [
     pytest.mark.slurm,
@@ -52,7 +44,7 @@ def is_running(job: JobState) -> bool:
 
 def start(folder: Path, program: str, *options: str) -> str:
     """The id of a job that runs a line of shell on each node, once it has been queued."""
-    return submit(batch_script(node_count(options), ["sh", "-c", program], folder), options)
+    return submit(batch_script(slurm.node_count(options), ["sh", "-c", program], folder), options)
 
 
 def refusal(folder: Path, *options: str) -> str:

@@ -128,12 +128,10 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.memory.device_peak_used_bytes == 12
 
 
-@pytest.mark.parametrize(
-    ("counted_w", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")]
-)
-def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted_w, expected):
+@pytest.mark.parametrize(("counted", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")])
+def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted, expected):
     """A GPU that draws 400 W and whose counter stands still does not train for 0 J a step."""
-    ticks = [device(t, energy_mj=7_000_000 + t * counted_w * 1000, power_w=400.0) for t in range(13)]
+    ticks = [device(t, energy_mj=7_000_000 + t * counted * 1000, power_w=400.0) for t in range(13)]
     record(tmp_path, steps=steps(12), telemetry=ticks)
     energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
     assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4

@@ -96,11 +96,7 @@ def test_the_reason_names_pid_state_and_gpu():
         device_uuids=["GPU-a", "GPU-b"],
     )
     records = RunRecords(run=run, worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)})
-    stuck = [
-        UnendedProcess(101, "python", "D"),
-        UnendedProcess(100, "python", "D"),
-        UnendedProcess(7, "pt_data_worker", "D"),
-    ]
+    stuck = [UnendedProcess(*one, "D") for one in ((101, "python"), (100, "python"), (7, "pt_data_worker"))]
     assert unended_reason(TrainingEnd(unended=stuck, unkillable_s=60.0), records) == (
         "pid 101 (rank 1) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0) is in state D (uninterruptible sleep);"

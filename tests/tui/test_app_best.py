@@ -87,13 +87,9 @@ OTHERS = Doubt(kind="other_processes", text="other processes took 72 % of the CP
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Home, size: tuple[int, int]) -> None:
-    void = [
-        a_trial(number, 70.0, 33 + number, outcome="void", reason=OTHERS.text, doubts=[OTHERS]) for number in (4, 7, 9)
-    ]
+    void = [a_trial(n, 70.0, 33 + n, outcome="void", reason=OTHERS.text, doubts=[OTHERS]) for n in (4, 7, 9)]
     *lines, end = best_answered(tied_numbers=[], tried_in_budget=1)
-    only_baseline = [
-        line for line in lines if not isinstance(line, Trial | ColdRun) or line.candidate_number == BASELINE
-    ]
+    only_baseline = [one for one in lines if not isinstance(one, Trial | ColdRun) or one.candidate_number == BASELINE]
     search = a_search(home, [*only_baseline, *void, end])
     async with running(home, size=size) as (_, pilot):
         text = " ".join((await pilot.opened(search)).split())

@@ -206,9 +206,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
 
 
-async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
-    home: Home, planned: None, conducted: Conducted
-) -> None:
+async def test_a_search_of_another_preset_stays_when_it_ends(home: Home, planned: None, conducted: Conducted) -> None:
     search = conducted([a_question(preset="gpt2-small"), *best_going_on()[1:]])
     async with running(home) as (_, pilot):
         assert "● trying" in await pilot.opened(search)

@@ -95,9 +95,7 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         text = app.text
         assert "pp_schedule" not in text
         assert "▸•strategy" in text or "▸ strategy" in text, "the cursor goes to the nearest knob above"
-        assert "pp_schedule" not in app.session.next_run.spec.overrides, (
-            "what cannot be seen is not refused at the next start"
-        )
+        assert "pp_schedule" not in app.session.next_run.spec.overrides, "an unseen knob is refused at no start"
         next_run = app.session.next_run.with_value("strategy", "tp").with_value("tp_degree", "4")
         assert "tp_degree" in next_run.spec.overrides
         assert "tp_degree" not in next_run.reset("strategy").spec.overrides
@@ -185,9 +183,7 @@ async def test_a_broken_preset_says_why_and_leaves_the_knobs(home: Home) -> None
         assert app.session.next_run == before
 
 
-async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_a_yes(
-    home: Home, tmp_path: Path
-) -> None:
+async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_after_a_yes(home: Home, tmp_path: Path) -> None:
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("right", "w")
         presets = tmp_path / "config" / "trainfast-tui" / "presets"

@@ -59,9 +59,7 @@ async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
         await pilot.until("2 runs")
 
 
-async def test_a_runs_both_settings_in_turn_and_shows_their_verdict(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_runs_both_settings_in_turn_and_shows_the_verdict(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     directories, asked = two_runs(home), []
 
     def start(control: RunControl, spec: RunSpec, run_to_stop: Path | None) -> RunStarted:

@@ -88,9 +88,7 @@ async def saved(pilot: Pilot[Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
-    home: Home, work: Path, size: tuple[int, int]
-) -> None:
+async def test_o_shows_a_scripts_flags_and_the_proposed_mapping(home: Home, work: Path, size: tuple[int, int]) -> None:
     async with running(home, size=size) as (_, pilot):
         text = await looked_into(pilot, "--bs", "8")
         has(text, "stopped at the parser: argparse, 6 flags", "▸ batch_size      --bs {}", "now 8")

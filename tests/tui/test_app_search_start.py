@@ -67,9 +67,7 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         await pilot.press("right", "b", "enter")
         await pilot.until("The knobs are being checked")
         assert not app.session.requests[-1].may_trace
-        assert "The knobs are being checked" in await pilot.press("enter"), (
-            "there is no answer to apply, and none to miss"
-        )
+        assert "The knobs are being checked" in await pilot.press("enter"), "there is no answer to apply or miss"
         await pilot.press("space")
         await pilot.until("The search is starting; press the key again once it runs.")
         await stopped_while_it_starts(pilot, starts, search, cancelled)
@@ -100,9 +98,7 @@ async def test_a_continued_search_that_ends_at_once_is_notified(home: Home, star
         await pilot.until("The knobs are being checked")
         await pilot.until_true(lambda: starts.asked, "the start")
         await pilot.press("escape")
-        assert "The search has ended" not in await pilot.show_search(search), (
-            "the reader still shows it as it was before"
-        )
+        assert "The search has ended" not in await pilot.show_search(search), "the reader still shows it as it was"
         await pilot.show_search(search, lines=answered())
         await pilot.until("The search has ended: batch_size 42 is the largest that fits")
         app.main.notify("")
@@ -148,9 +144,7 @@ async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts:
         assert app.screen is app.main
 
 
-async def test_a_start_that_another_search_prevents_shows_that_search(
-    home: Home, starts: Starts, live_search: Path
-) -> None:
+async def test_a_start_that_a_search_prevents_shows_that_search(home: Home, starts: Starts, live_search: Path) -> None:
     starts.refusal = UserError("cpu in use by a search", key="devices")
     starts.go.clear()
     async with running(home, size=MIDDLE) as (_, pilot):

@@ -147,9 +147,7 @@ FREE = AvailableMemory(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)
 
 
-async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_r_asks_before_a_run_that_would_make_it_swap(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[RunSpec] = []
     async with running(home, a_snapshot(None)) as (app, pilot):
         monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))

@@ -98,9 +98,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
-    home: Home, hold: Lock, is_live: bool
-) -> None:
+async def test_a_run_s_prediction_stands_beside_its_measurement(home: Home, hold: Lock, is_live: bool) -> None:
     predicted = {"predicted_bytes": 400 * MIB}
     directory = a_live_run(home, hold, **predicted) if is_live else a_run(home, **predicted)
     async with running(home, a_snapshot(directory, second=23)) as (app, pilot):

@@ -19,13 +19,8 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.background_work import (
-    NO_TRACE_NOW,
-    BackgroundWork,
-    PredictionRequest,
-    Predictor,
-    request_for,
-)
+from trainfast_tui.control import background_work
+from trainfast_tui.control.background_work import NO_TRACE_NOW, BackgroundWork, Predictor, request_for
 from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
@@ -53,7 +48,9 @@ class Answers:
         self.predictor = Predictor(self._posted.put, None, home)
 
     def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
-        self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
+        self.predictor.request(
+            background_work.PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace)
+        )
 
     def next(self) -> NextRunMemory:
         message = self._posted.get(timeout=60)

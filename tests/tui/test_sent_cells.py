@@ -95,11 +95,7 @@ def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_
     terminal.take(sent.draw_all([[strip] for strip in strips(first)], CONSOLE))
     for screen in (second, third):
         # In two pieces, as where two widgets meet.
-        pieces = [
-            (x, y, strip.crop(x, until))
-            for y, strip in enumerate(strips(screen))
-            for x, until in ((0, 13), (13, WIDTH))
-        ]
+        pieces = [(x, y, row.crop(x, end)) for y, row in enumerate(strips(screen)) for x, end in ((0, 13), (13, WIDTH))]
         terminal.take(sent.draw(pieces, CONSOLE))
         whole = Terminal()
         whole.take("".join(f"\x1b[{y + 1};1H{strip.render(CONSOLE)}" for y, strip in enumerate(strips(screen))))

@@ -78,9 +78,7 @@ def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, h
     assert see(4.0) == [4.0]
 
 
-def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_before_it_is_stopped_is_no_obstacle(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([True, True, False])
     monkeypatch.setattr(run_control, "is_alive", lambda directory: next(looks))
     RunControl(home, lambda message: None, None).stop_and_wait(a_run(home))

@@ -44,9 +44,7 @@ def test_the_newest_live_run_that_is_not_shown_is_known_until_it_ends(home: Home
     assert reader._snapshot().other_live_run_id == trial.name
 
 
-def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmation_run_does(
-    home: Home, hold: Lock
-) -> None:
+def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmation_does(home: Home, hold: Lock) -> None:
     a_live_run(home, hold, run_id=FIRST, role="probe")
     live = a_live_run(home, hold, run_id=SECOND, role="proof")
     reader = a_reader(home)
@@ -78,9 +76,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) 
     assert run.run_id == FIRST
 
 
-def test_a_search_that_is_started_elsewhere_is_followed(
-    home: Home, conduct: Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_started_elsewhere_is_followed(home: Home, conduct: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "LOOK_AGAIN_S", 0.0)
     reader = a_reader(home)
     assert reader._snapshot().best_search is None

@@ -20,15 +20,7 @@ def keys_of(*reads: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("typed", "name"),
-    [
-        ("\r", "enter"),
-        (" ", "space"),
-        ("1", "1"),
-        ("-", "minus"),
-        ("=", "equals_sign"),
-        ("?", "question_mark"),
-        ("/", "slash"),
-    ],
+    [*zip("\r 1-=?/", ["enter", "space", "1", "minus", "equals_sign", "question_mark", "slash"], strict=True)],
 )
 def test_esc_is_kept_before_every_key(typed: str, name: str) -> None:
     assert keys_of(f"\x1b{typed}") == ["escape", name]
@@ -37,15 +29,9 @@ def test_esc_is_kept_before_every_key(typed: str, name: str) -> None:
 
 
 def test_a_key_typed_after_escape_has_its_character() -> None:
-    for name, character in (
-        ("alt+q", "q"),
-        ("alt+shift+q", "Q"),
-        ("alt+1", "1"),
-        ("alt+space", " "),
-        ("alt+slash", "/"),
-    ):
+    for name, sign in (("alt+q", "q"), ("alt+shift+q", "Q"), ("alt+1", "1"), ("alt+space", " "), ("alt+slash", "/")):
         later = after_escape(Key(name, None))
-        assert later.character == character
+        assert later.character == sign
     for name in ("alt+up", "alt+f1", "q", "ctrl+alt+q"):
         assert after_escape(Key(name, None)) is None
 

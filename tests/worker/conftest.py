@@ -64,7 +64,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-LONG = (
+LONG = [
     "compile",
     "ddp",
     "engines",
@@ -74,7 +74,7 @@ LONG = (
     "pipeline",
     "sharded",
     "zero",
-)
+]
 """Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 

@@ -55,9 +55,7 @@ def test_a_build_waits_for_a_live_one_and_not_for_the_lock_of_a_killed_one(tmp_p
     assert second.returncode == 0
 
 
-def test_extensions_are_built_below_the_users_directory_not_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extensions_are_built_below_the_users_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     found = extensions_directory("/env/bin/python", {"torch": "2.9.0", "deepspeed": "0.18.2"})
     assert found.parent == tmp_path / "trainfast"

@@ -101,7 +101,7 @@ def test_the_notebooks_formula_gives_its_published_figures(shape, factor, sample
 def test_a_chunked_loss_computes_the_head_again():
     module = built(LLAMA, "causal-lm")
     plain, chunked = (
-        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=value) for value in (False, True)
+        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=twice) for twice in (False, True)
     )
     assert chunked.model == plain.model
     assert chunked.recomputed == 2 * 64 * 512 * 64

@@ -72,18 +72,10 @@ def test_a_hint_counts_only_where_little_memory_is_free(text):
 
 @pytest.mark.parametrize(
     ("free", "allocated", "limit", "low"),
-    [
-        (0.3, 70.0, None, True),
-        (3.0, 70.0, None, True),
-        (40.0, 30.0, None, False),
-        (40.0, 7.8, 8.0, True),
-        (40.0, 2.0, 8.0, False),
-    ],
+    [(0.3, 70, None, True), (3.0, 70, None, True), (40, 30, None, False), (40, 7.8, 8.0, True), (40, 2, 8.0, False)],
     ids=["full", "nearly full", "half free", "at its limit", "below its limit"],
 )
-def test_an_error_that_hints_at_memory_is_recorded_with_what_was_free(
-    tmp_path, monkeypatch, free, allocated, limit, low
-):
+def test_an_error_that_hints_at_memory_is_recorded_with_free_memory(tmp_path, monkeypatch, free, allocated, limit, low):
     """On a GPU of 80 GiB, whose memory alone is played; sizes in GiB."""
     gib = 1 << 30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (int(free * gib), 80 * gib))

@@ -27,9 +27,7 @@ def test_a_long_text_is_several_samples_and_one_token_is_none():
 @given(st.lists(st.integers(0, 50), min_size=1), st.integers(2, 16))
 def test_no_token_is_in_two_samples_and_none_is_longer_than_asked(lengths, seq_len):
     pieces = pieces_of(np.array(lengths), seq_len)
-    covered = [
-        token for start, n in zip(pieces.starts, pieces.lengths, strict=True) for token in range(start, start + n)
-    ]
+    covered = [at for start, n in zip(pieces.starts, pieces.lengths, strict=True) for at in range(start, start + n)]
     assert len(covered) == len(set(covered))
     assert sum(lengths) - len(covered) == sum(length % seq_len == 1 for length in lengths)
     assert all(2 <= n <= seq_len for n in pieces.lengths)

@@ -11,18 +11,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.best.decide import BestState
-from trainfast_runner.search.best.question import (
-    MAX_CANDIDATES,
-    BestPlan,
-    GlobalBatch,
-    Survey,
-    changes_training,
-    default_global_batch,
-    enumerate_space,
-    lever_point,
-    unneeded_levers,
-    vary_of,
-)
+from trainfast_runner.search.best.question import MAX_CANDIDATES, Survey, enumerate_space, unneeded_levers, vary_of
 from trainfast_runner.search.best_journal import BestLine, Space
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
@@ -62,7 +51,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch():
     assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
     assert all(one.process_knobs == {} for one in space.candidates), "one process tries them all"
     sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
-    assert changes_training(sgd, baseline) == ["optimizer"]
+    assert question.changes_training(sgd, baseline) == ["optimizer"]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "grad_accum"])
@@ -76,7 +65,7 @@ def test_one_of_batch_and_accumulation_decides_the_other(name):
 
 def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
     own = survey("devices=2", "strategy=ddp", "batch_size=4")
-    assert default_global_batch(own) == 8
+    assert question.default_global_batch(own) == 8
     varied = vary(strategy=["single", "ddp", "fsdp", "tp"])
     space = enumerate_space(own, varied, 8)
     sizes = {one.knobs["strategy"]: one.knobs["batch_size"] for one in space.candidates}
@@ -135,7 +124,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
         "seed": list(range(100)),
         "weight_decay": [step / 1000 for step in range(100)],
     }
-    assert GlobalBatch(survey(), many, 8).count == 1_000_000
+    assert question.GlobalBatch(survey(), many, 8).count == 1_000_000
     with pytest.raises(UserError) as refused:
         enumerate_space(survey(), many, 8)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message
@@ -143,7 +132,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied():
-    varied, left_alone = vary_of(survey(), {}, default_global_batch(survey()))
+    varied, left_alone = vary_of(survey(), {}, question.default_global_batch(survey()))
     assert varied["batch_size"] == [1, 2, 4, 8]
     assert sorted(varied["grad_accum"]) == [1, 2, 4, 8], "no value that no candidate has"
     assert varied["precision"] == ["fp32", "bf16"]
@@ -155,7 +144,7 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied():
     assert "strategy" not in varied, "the run has one device"
     space = enumerate_space(survey(), varied, 8)
     baseline = space.candidates[space.baseline_number]
-    assert all(changes_training(one, baseline) == [] for one in space.candidates)
+    assert all(question.changes_training(one, baseline) == [] for one in space.candidates)
 
 
 def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone():
@@ -199,24 +188,24 @@ def test_all_levers_of_a_gpu_are_varied_within_the_limit(preset):
     assert set(varied) >= {"loss", "checkpointing", "compile", "attention", "kernels", "optimizer", "workers"}
     assert "--vary allocator=" in left_alone["allocator"]
     assert not [name for name, reason in left_alone.items() if f"{MAX_CANDIDATES:,}" in reason]
-    assert GlobalBatch(own, varied, 8).count > 10 * MAX_CANDIDATES
+    assert question.GlobalBatch(own, varied, 8).count > 10 * MAX_CANDIDATES
     space = enumerate_space(own, varied, 8, in_stages=True)
     assert len(space.candidates) < MAX_CANDIDATES / 5
     baseline = space.candidates[space.baseline_number]
     differences = [
-        [name for name, value in lever_point(one.knobs).items() if value != baseline.knobs[name]]
+        [name for name, value in question.lever_point(one.knobs).items() if value != baseline.knobs[name]]
         for one in space.candidates
     ]
     assert max(map(len, differences)) == 1
-    assert {name for names in differences for name in names} == {*lever_point(baseline.knobs)}
+    assert {name for names in differences for name in names} == {*question.lever_point(baseline.knobs)}
     assert len({(*one.knobs.items(),) for one in space.candidates}) == len(space.candidates)
 
 
-def best_plan_of(own: Survey, batch: int) -> BestPlan:
+def best_plan_of(own: Survey, batch: int) -> question.BestPlan:
     vary, left_alone = vary_of(own, {}, batch)
     space = enumerate_space(own, vary, batch, in_stages=True)
     asked = replace_fields(question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True)
-    return BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
+    return question.BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
 
 
 def test_combinations_of_levers_enter_around_the_one_that_won_alone():
@@ -243,9 +232,7 @@ def test_a_space_of_stages_grows_around_a_new_leader_and_around_what_needs_least
     base = space.baseline_number
     knobs = space.candidates[base].knobs
     numbers = [one.knobs for one in space.candidates]
-    won, smaller = (
-        numbers.index(knobs | more) for more in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2})
-    )
+    won, smaller = (numbers.index(knobs | one) for one in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2}))
 
     def center(*lines: BestLine, space: Space = space) -> int | None:
         return BestState([plan.question, space, *lines], 0.0).next_center

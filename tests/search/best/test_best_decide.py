@@ -89,9 +89,7 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
 
 
 def test_a_baseline_that_fails_ends_the_search(space):
-    decision = decide(
-        state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
-    )
+    decision = decide(state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="late")))
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
 
@@ -125,9 +123,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
         for number in sorted(space.truth)
         if number != base and space.space.candidates[number].process_knobs == process
     ][:3]
-    elsewhere = next(
-        number for number in sorted(space.truth) if space.space.candidates[number].process_knobs != process
-    )
+    elsewhere = next(n for n in sorted(space.truth) if space.space.candidates[n].process_knobs != process)
     lines = begun
     # As after a kill: a new process began with the setting that was under way.
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
@@ -144,11 +140,8 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
 
 def drifted(space, base, run_id: str) -> list[BestLine]:
     """The lines of the baseline's process, of two settings and of the repeat of the first, 5 % slower."""
-    warm = [
-        n
-        for n in sorted(space.truth)
-        if space.space.candidates[n].process_knobs == space.space.candidates[base].process_knobs
-    ]
+    candidates = space.space.candidates
+    warm = [n for n in sorted(space.truth) if candidates[n].process_knobs == candidates[base].process_knobs]
     second = next(number for number in warm if number != base)
     trials = [trial(base, run_id, warm=False), trial(second, run_id, ms=60.0), trial(base, run_id, 105.0, repeats=True)]
     return [*process_ready(space, base, run_id), *trials]

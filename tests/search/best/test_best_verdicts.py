@@ -62,11 +62,7 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space, base, other
 
 
 def test_after_a_large_fall_of_the_loss_a_share_of_the_first_is_no_difference(space, base, other):
-    lines: list[BestLine] = [
-        cold(other, "limit"),
-        cold(base, losses=[8.0, 2.0]),
-        cold(other, "race", losses=[8.0, 2.3]),
-    ]
+    lines = [cold(other, "limit"), cold(base, losses=[8.0, 2.0]), cold(other, "race", losses=[8.0, 2.3])]
     verdicts = state_of(space, *process_ready(space, base), trial(base), *lines).ruled_out
     assert other not in verdicts, "0.3 is little of the way from 8 to 2"
 

@@ -15,18 +15,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.predicted_speed import (
-    MAX_SHOWN_RATIO,
-    SLOWDOWN,
-    DeviceSpeedModel,
-    EarlierSpeed,
-    ExpectedStep,
-    SpeedDevice,
-    UnknownSpeed,
-    measured_speeds,
-    step_time,
-    traced_parts_s,
-)
+from trainfast_runner.search import predicted_speed
+from trainfast_runner.search.predicted_speed import SLOWDOWN, SpeedDevice, UnknownSpeed, step_time, traced_parts_s
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = SpeedDevice("cpu")
@@ -46,23 +36,21 @@ def traced(spec: RunSpec) -> MemoryModel:
     return MemoryModel(device="cpu", parameter_sizes=[1], **nothing, **work)
 
 
-def timed(*settings: str, devices: int = 1) -> ExpectedStep:
+def timed(*settings: str, devices: int = 1) -> predicted_speed.ExpectedStep:
     spec = resolve("tiny-llama", settings)
     time = step_time(spec, traced(spec), devices, 2, CEILING)
     assert time is not None
     return time
 
 
-def predicted(
-    runs: Sequence[tuple[str, float]], *settings: str, calibrated: bool = True
-) -> PredictedSpeed | UnknownSpeed:
+def predicted(runs: list[tuple[str, float]], *settings: str, calibrated: bool = True) -> PredictedSpeed | UnknownSpeed:
     """The prediction of these settings after runs, each `knob=value ...` with the factor that it was slower by."""
     measured = []
     for words, slower in runs:
         time = timed(*words.split())
         rate = math.log(time.samples / time.seconds / slower)
-        measured.append((EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4), time))
-    model = DeviceSpeedModel(CEILING, 2, measured, calibrated)
+        measured.append((predicted_speed.EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4), time))
+    model = predicted_speed.DeviceSpeedModel(CEILING, 2, measured, calibrated)
     return model.predict_step(resolve("tiny-llama", settings), 1, timed(*settings))
 
 
@@ -114,7 +102,7 @@ def test_the_parts_of_a_candidate_are_its_calls_its_device_work_and_its_optimize
 def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval():
     found, time = shown([], "batch_size=8"), timed("batch_size=8")
     assert found.median == pytest.approx(time.samples / time.seconds)
-    assert 1.5 < found.high / found.low < MAX_SHOWN_RATIO
+    assert 1.5 < found.high / found.low < predicted_speed.MAX_SHOWN_RATIO
     assert "calibrated" in found.basis
 
 
@@ -172,7 +160,9 @@ def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | 
 
 
 def rates(home: Home, device: SpeedDevice = CPU) -> list[float]:
-    return [round(math.exp(one.log_rate), 6) for one in measured_speeds(home, resolve("tiny-llama"), device)]
+    return [
+        round(math.exp(of.log_rate), 6) for of in predicted_speed.measured_speeds(home, resolve("tiny-llama"), device)
+    ]
 
 
 def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path):
@@ -204,5 +194,5 @@ def test_a_run_beside_others_counts_less(tmp_path):
     home = Home(tmp_path)
     recorded(home, 1, conditions=RunConditions(others_cpu_percent=40.0))
     recorded(home, 2)
-    alone, beside = measured_speeds(home, resolve("tiny-llama"), CPU)
+    alone, beside = predicted_speed.measured_speeds(home, resolve("tiny-llama"), CPU)
     assert beside.variance > 0.1 > alone.variance
