@@ -58,15 +58,17 @@ def test_the_tightest_rank_has_its_limit_or_what_is_free(settings, machine, rank
     assert available == AvailableMemory(size_bytes, source, **flags)
 
 
-@pytest.mark.parametrize("machine", [CPU, WITHOUT_READING])
-def test_nothing_is_known_of_an_unknown_host(machine):
-    assert headroom.available_memory(asked(), machine, 1, None) is None
-
-
 def test_a_context_comes_out_of_what_is_free_and_not_out_of_a_limit():
+    hosts = [headroom.available_memory(asked(), machine, 1, None) for machine in (CPU, WITHOUT_READING)]
+    assert hosts == [None, None], "unknown"
     free, limit = (AvailableMemory(4 * GIB, "", **flags) for flags in (CONTEXT, LIMIT))
     assert [free.for_allocator(size) for size in (512 * MIB, None, 5 * GIB)] == [4 * GIB - 512 * MIB, 4 * GIB, 0]
     assert limit.for_allocator(512 * MIB) == 4 * GIB
+    gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
+    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+    found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
+    assert (found.margin_bytes, found.refusal) == (0, None)
+    assert found.fits is True
 
 
 def test_control_group_may_have_less_than_its_host(tmp_path):
@@ -205,11 +207,3 @@ def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_h
     limited = fit(**knobs, memory_limit="8GiB")
     assert limited.available is not None
     assert limited.fits is True
-
-
-def test_on_a_gpu_the_context_comes_out_of_what_is_free_and_there_is_no_margin():
-    gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
-    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
-    found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
-    assert (found.margin_bytes, found.refusal) == (0, None)
-    assert found.fits is True

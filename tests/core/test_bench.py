@@ -25,15 +25,15 @@ def bench():
     return prepare("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
-def test_settings_and_scale_reach_every_row(bench):
+def test_settings_and_scale_reach_every_row_and_runs_interleave_with_the_baseline_first(bench):
     assert [planned.spec.knobs["batch_size"] for planned in bench.rows] == [1, 1, 1, 1, 1, 3]
     assert {planned.spec.knobs["seq_len"] for planned in bench.rows} == {32}
     assert [planned.id for planned in prepare("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
-
-
-def test_runs_interleave_with_the_baseline_first():
     multi = prepare("guide-dp-ddp-nvlink")
     assert [planned.id for planned in run_order(multi, 2)] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
+    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
+    assert same.unpublished == ""
+    assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
 @pytest.mark.parametrize("setting", ["seq_len=32", "model.num_hidden_layers=2"])
@@ -46,12 +46,6 @@ def test_another_model_or_length_has_no_published_figures(setting):
     assert "published" not in text.replace(table.bench.unpublished, "")
     assert table.bench.unpublished == f"Published figures are left out: {named} differs from the published run."
     assert text.count(table.bench.unpublished) == 1
-
-
-def test_a_batch_or_the_same_length_keeps_the_published_figures():
-    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
-    assert same.unpublished == ""
-    assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure():
@@ -186,7 +180,9 @@ def test_rows_are_the_combinations_after_the_presets_own_settings(reference, var
     assert {planned.spec.variant for planned in bench.rows} == {reference.partition("/")[2] or None}
 
 
-def test_a_preset_with_variants_has_the_grid_for_each_of_them():
+def test_devices_are_joined_by_plus_and_each_variant_has_the_grid():
+    rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
+    assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
     bench = grid("benchmarks-bert", "batch_size=4,512")
     assert bench.baseline_id == "bert_1 batch_size=56"
     assert len(bench.rows) == 6 * 2 + 1
@@ -197,21 +193,13 @@ def test_a_preset_with_variants_has_the_grid_for_each_of_them():
     assert all(not planned.published for planned in bench.rows if planned is not own)
 
 
-def test_devices_are_joined_by_plus():
-    rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
-    assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
-
-
-def test_a_grid_of_a_million_rows_names_the_knobs_to_drop():
+def test_a_grid_of_a_million_rows_or_of_scaled_sizes_is_refused():
     hundred = ",".join(map(str, range(1, 101)))
     with pytest.raises(UserError) as refused:
         grid("tiny-llama", f"batch_size={hundred}", "workers=0,1", f"grad_accum={hundred}", f"seed={hundred}")
     line = refused.value.line()
     assert line.startswith(f"the grid has 2,000,000 rows, more than {MAX_ROWS}; try dropping --vary batch_size and")
     assert line.endswith("--vary grad_accum, which leaves 200")
-
-
-def test_scaled_sizes_are_not_those_of_the_ids():
     with pytest.raises(UserError, match="--scale-batch"):
         prepare("tiny-llama", (), 0.5, read_vary(["batch_size=1,2"]))
     assert prepare("tiny-llama", (), 0.5, read_vary(["workers=0,1"])).rows[0].spec.knobs["batch_size"] == 4
@@ -239,14 +227,11 @@ def written(varied, results_by_row, path):
     return path.read_text()
 
 
-def test_a_row_of_the_table_does_not_repeat_its_id(varied, results_by_row):
+def test_a_row_of_the_table_does_not_repeat_its_id_and_json_is_that_of_the_command(varied, results_by_row, tmp_path):
     lines = WRITERS[".md"](tabulate(varied, results_by_row), "x").splitlines()
     rows = [line for line in lines if "batch_size=" in line]
     assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | 0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
-
-
-def test_json_is_that_of_the_command(varied, results_by_row, tmp_path):
     found = json.loads(written(varied, results_by_row, tmp_path / "table.json"))
     assert [row["state"] for row in found["rows"]] == ["finished", "refused"] * 2
     assert [row["knobs"]["batch_size"] for row in found["rows"]] == [8, 8, 16, 16]

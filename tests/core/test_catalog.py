@@ -24,7 +24,7 @@ def test_every_class_stands_in_its_file(folder, entries):
         assert wanted in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}, name
 
 
-def test_entries_name_what_exists():
+def test_entries_name_what_exists_and_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert strategy.fallback in STRATEGIES
         assert strategy.memory_rule in {*MEMORY_RULES, "Staged", None}
@@ -38,9 +38,6 @@ def test_entries_name_what_exists():
     for engine in ENGINES.values():
         assert engine.fallback in ENGINES
         assert set(engine.strategies) <= set(STRATEGIES)
-
-
-def test_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert STRATEGIES[nearest_strategy(strategy, lambda entry: entry.compiles)].compiles
         for optimizer in OPTIMIZERS.values():

@@ -180,10 +180,14 @@ def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it
     check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
 
 
-def test_an_optimizer_that_compiles_needs_a_compiler(monkeypatch):
+def test_compiling_and_an_optimizer_that_compiles_need_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     refused = refusal("optimizer=adamw-4bit", versions={"torchao": "0.18.0"})
     assert "optimizer=adamw-4bit needs a compiler, and PATH has no no-such-compiler" in refused.line()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    missing = "PATH has no g++; install with: apt-get install g++; try compile=off"
+    assert missing in refusal("compile=default").line()
 
 
 @pytest.mark.parametrize(
@@ -267,13 +271,6 @@ def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
 
 def test_launcher_and_worker_cut_the_same_families():
     assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
-
-
-def test_compiling_needs_a_compiler(monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    missing = "PATH has no g++; install with: apt-get install g++; try compile=off"
-    assert missing in refusal("compile=default").line()
 
 
 def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpus_stay():

@@ -50,13 +50,17 @@ def row_of(label, a, b):
     return next(row for row in compare(a, b).rows if row.label == label)
 
 
-def test_an_interval_belongs_to_a_difference_and_agrees_with_the_verdict():
+def test_an_interval_agrees_with_the_verdict_a_rate_with_its_time_and_few_steps_have_none():
     (row, *_), same = compare(result(100), result(110)).rows, compare(result(100), result(101)).rows[0]
     low, high = row.interval_percent
     assert low < 10 < high
     assert low > 0
     assert same.verdict == NOISE
     assert same.interval_percent[0] < 0 < same.interval_percent[1]
+    rows = {row.label: row for row in compare(result(100), result(110)).rows}
+    rate, step = rows["throughput"].interval_percent, rows["step"].interval_percent
+    assert 1 / (1 + rate[0] / 100) == pytest.approx(1 + step[1] / 100)
+    assert compare(result(steps=3), result(110)).rows[0].interval_percent is None
 
 
 @pytest.mark.parametrize(("ms", "batch", "end"), [(100, 8, "after 150 steps"), (30, 8, "never"), (100, 16, None)])
@@ -67,16 +71,6 @@ def test_compiling_pays_for_itself_beside_an_equal_run_that_was_not_compiled(ms,
     )
     found = [note for note in compare(eager, compiled).notes if note.startswith("compiling")]
     assert found == ([] if end is None else [f"compiling took B 9.0 s, which its faster steps win back {end}"])
-
-
-def test_a_rate_and_its_time_per_step_say_the_same():
-    rows = {row.label: row for row in compare(result(100), result(110)).rows}
-    rate, step = rows["throughput"].interval_percent, rows["step"].interval_percent
-    assert 1 / (1 + rate[0] / 100) == pytest.approx(1 + step[1] / 100)
-
-
-def test_too_few_steps_have_no_interval():
-    assert compare(result(steps=3), result(110)).rows[0].interval_percent is None
 
 
 def simulated(draw, truth, steps, scatter, alike):
@@ -127,6 +121,12 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition():
     assert any(note == "B shared the CPU: other processes took 40 % of it" for note in verdict_reasons(found))
     assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
 
+    def differs(a, b):
+        return any(row.differs for row in compare(taken(a), taken(b)).conditions)
+
+    assert differs(89, 85)
+    assert not differs(3, 5)
+
 
 def test_runs_in_turn_are_judged_by_their_own_spread_without_a_doubt():
     def in_turn(*pairs):
@@ -143,26 +143,24 @@ def test_runs_in_turn_are_judged_by_their_own_spread_without_a_doubt():
     assert alone.rows[0].verdict == comparison.DOUBTFUL
 
 
-def test_a_page_or_two_of_memory_is_no_difference():
-    def peak(mib):
-        return result(memory=MemoryFigures(peak_allocated_bytes=int(mib * 2**20)))
+def test_a_page_or_two_of_memory_is_no_difference_and_more_for_a_larger_batch_no_worse():
+    def peak(mib, **knobs):
+        return result(memory=MemoryFigures(peak_allocated_bytes=int(mib * 2**20)), knobs={"batch_size": 8, **knobs})
 
-    def verdict(a, b):
-        return row_of("peak allocated", peak(a), peak(b)).verdict
+    def verdict(a, b, **knobs):
+        return row_of("peak allocated", peak(a), peak(b, **knobs)).verdict
 
+    assert [verdict(200, 400, batch_size=size) for size in (16, 8)] == ["changed", "worse"]
     assert [verdict(24, 25), verdict(24, 28), verdict(4000, 4020), verdict(4000, 4200)] == [NOISE, WORSE, NOISE, WORSE]
 
 
-def test_equal_conditions_are_shown_and_not_blamed():
+def test_equal_conditions_and_those_not_known_of_one_run_are_not_blamed():
     alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False)
     found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
     assert [row.label for row in found.conditions] == ["start temperature", "driver", "steady"]
     assert not any(row.differs for row in found.conditions)
     assert not found.notes
     assert not found.doubts
-
-
-def test_what_is_not_known_of_one_run_is_no_difference():
     found = compare(result(100), result(90, throttle=Throttle(thermal_fraction=0.2)))
     assert [(row.a, row.b, row.differs) for row in found.conditions if "heat" in row.label] == [
         (None, "20.0 % of the time", False)
@@ -170,13 +168,10 @@ def test_what_is_not_known_of_one_run_is_no_difference():
     assert any("was throttled by heat for 20.0 %" in doubt.text for doubt in found.doubts)
 
 
-def test_the_change_is_that_of_the_figures_themselves_as_its_percentage_is():
+def test_the_change_is_that_of_the_figures_and_the_sentence_says_which_way_and_how_sure():
     row = compare(result(1036.4), result(1049.6)).rows[0]
     assert difference_text(row) == "+13.2 samples/s"
     assert row.percent == pytest.approx(100 * 13.2 / 1036.4)
-
-
-def test_the_sentence_says_which_way_and_how_sure():
     text = verdict_words(compare(result(100), result(80)))
     assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
     text = verdict_words(compare(result(100), result(101))) or ""
@@ -200,7 +195,7 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
     assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE
 
 
-def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs():
+def test_a_field_of_the_model_or_data_is_a_setting_and_auto_is_the_kernel_it_ran():
     a = result(overrides={"model.num_hidden_layers": 1, "batch_size": 8}, knobs={"batch_size": 8})
     b = result(overrides={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
     found = compare(a, b)
@@ -209,6 +204,10 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs():
     assert value_text("precision", None) == "not set", "it is left to the script"
     assert value_text("memory_limit", None) == "none"
     assert next(row.verdict for row in found.rows if row.label == "step") == DIFFERENT_MODEL
+    old = result(knobs={"attention": "sdpa"}, actual=Actual(attention="sdpa"))
+    assert compare(old, result(knobs={"attention": "auto"}, actual=Actual(attention="sdpa"))).knobs == []
+    eager = result(knobs={"attention": "auto"}, actual=Actual(attention="eager"))
+    assert compare(old, eager).knobs == [("attention", "sdpa", "auto")]
 
 
 def of_script(*command, cwd="/a", rate=100):
@@ -272,25 +271,6 @@ def phase(ms, mad):
     return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
 
 
-def test_a_phase_that_differs_is_found_by_its_own_spread():
-    """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
-    assert row_of("step: data", phase(83.1, 6), phase(5.32, 1)).verdict == BETTER
-
-
-@pytest.mark.parametrize(("ms", "mad"), [(10.1, 0.01), (14, 6), (0.2, 0.0)])
-def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms, mad):
-    base = 0.0 if ms < 1 else 10.0
-    assert row_of("step: data", phase(base, mad), phase(ms, mad)).verdict == NOISE
-
-
-def test_what_is_left_of_a_busy_cpu_is_what_differs():
-    def differs(a, b):
-        return any(row.differs for row in compare(taken(a), taken(b)).conditions)
-
-    assert differs(89, 85)
-    assert not differs(3, 5)
-
-
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
     row = ThrottledDevice(index=3, thermal_fraction=0.481)
     held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
@@ -301,17 +281,6 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
         f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
-
-
-def test_more_memory_for_a_larger_batch_is_no_worse():
-    less, more = MemoryFigures(peak_allocated_bytes=200 << 20), MemoryFigures(peak_allocated_bytes=400 << 20)
-
-    def verdict(**knobs):
-        found = compare(result(knobs={"batch_size": 8}, memory=less), result(knobs=knobs, memory=more))
-        return next(row.verdict for row in found.rows if row.label == "peak allocated")
-
-    assert verdict(batch_size=16) == "changed"
-    assert verdict(batch_size=8) == "worse"
 
 
 def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
@@ -338,8 +307,15 @@ def test_losses_are_compared_after_equally_many_steps_alone():
     assert verdict(80, 3) == comparison.DIFFERENT_STEPS
 
 
-def test_auto_is_no_other_setting_than_the_kernel_it_ran():
-    old = result(knobs={"attention": "sdpa"}, actual=Actual(attention="sdpa"))
-    assert compare(old, result(knobs={"attention": "auto"}, actual=Actual(attention="sdpa"))).knobs == []
-    eager = result(knobs={"attention": "auto"}, actual=Actual(attention="eager"))
-    assert compare(old, eager).knobs == [("attention", "sdpa", "auto")]
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    # Steps that scatter for another reason do not hide that loading takes a sixteenth.
+    [
+        ((83.1, 6), (5.32, 1), BETTER),
+        ((10, 0.01), (10.1, 0.01), NOISE),
+        ((10, 6), (14, 6), NOISE),
+        ((0, 0), (0.2, 0), NOISE),
+    ],
+)
+def test_a_phase_differs_by_its_own_spread_and_if_it_is_large_enough_to_matter(a, b, verdict):
+    assert row_of("step: data", phase(*a), phase(*b)).verdict == verdict

@@ -77,7 +77,7 @@ def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     assert {"method", "lora_rank"} <= {*exported("torchrun", tmp_path, ranks=1, method="lora", lora_rank=8).left_out}
 
 
-def test_accelerate_is_given_each_setting_once(tmp_path):
+def test_accelerate_is_given_each_setting_once_and_deepspeeds_json_names_what_it_lacks(tmp_path):
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
     zero = exported("accelerate", tmp_path, strategy="zero2", precision="bf16")
     # accelerate refuses a precision that deepspeed.json gives too.
@@ -88,6 +88,13 @@ def test_accelerate_is_given_each_setting_once(tmp_path):
     assert fsdp.left_out == ()
     compiled = exported("accelerate", tmp_path, strategy="fsdp", compile="max-autotune", grad_accum=4).text
     assert "max-autotune-no-cudagraphs" in compiled, "gradients cannot accumulate in a replayed graph"
+    turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
+    recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
+    zero = exported("deepspeed", tmp_path, strategy="zero3", **turned)
+    assert json.loads(zero.text) == recorded
+    # The optimizer is the script's own, and the number of processes the launcher's.
+    assert set(zero.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices"}
 
 
 @pytest.mark.parametrize(
@@ -106,16 +113,6 @@ def test_accelerate_would_be_another_run(tmp_path, device, knobs, named, instead
     with pytest.raises(UserError, match=named) as no:
         exported("accelerate", tmp_path, device, **knobs)
     assert instead in str(no.value.advice)
-
-
-def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path):
-    turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
-    recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
-    (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
-    zero = exported("deepspeed", tmp_path, strategy="zero3", **turned)
-    assert json.loads(zero.text) == recorded
-    # The optimizer is the script's own, and the number of processes the launcher's.
-    assert set(zero.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices"}
 
 
 @pytest.mark.parametrize(
@@ -153,9 +150,6 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path):
     assert found.left_out == ("seq_len",)
     assert "# Cannot be expressed in this format: seq_len." in comments
     assert any("train.py is a placeholder" in line for line in comments)
-
-
-def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path):
     *_, command = exported("torchrun", tmp_path, ranks=1, uuids=["GPU-a"], devices=1).text.splitlines()
     assert flags_of(command)[0] == ["env", "CUDA_VISIBLE_DEVICES=GPU-a", "python"]
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
@@ -175,17 +169,17 @@ def test_a_script_that_would_be_another_run_is_refused(tmp_path, knobs, named):
             exported(form, tmp_path, **knobs)
 
 
-def test_the_command_starts_the_run_again_and_names_the_form_for_a_script(tmp_path):
+def test_the_command_starts_the_run_again_and_a_preset_keeps_its_processes_and_its_name(tmp_path):
     own, comment = exported("command", tmp_path, strategy="ddp").text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
     assert comment.endswith("--to torchrun")
-
-
-def test_a_preset_keeps_the_number_of_processes_of_a_strategy_that_has_several_and_its_whole_name(tmp_path):
     assert "devices = 2" in exported("preset", tmp_path, strategy="zero2").text
     single = exported("preset", tmp_path, strategy="single", preset="llama-3.2")
     assert "devices = 2" not in single.text
     assert list(single.files) == ["llama-3.2.toml"]
+    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
+    command = export_run(run, tmp_path, "command").text.splitlines()[0]
+    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
 
 
 @pytest.mark.ci
@@ -241,12 +235,6 @@ def test_a_preset_by_its_path_is_spelled_out_and_exported_as_one(tmp_path, name)
     assert (again.model, again.data, again.knobs) == (run.model, run.data, run.knobs)
     file.write_text(export_run(run, tmp_path, "preset").text)
     assert (resolve(str(file)).model, resolve(str(file)).knobs) == (run.model, run.knobs)
-
-
-def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path):
-    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
-    command = export_run(run, tmp_path, "command").text.splitlines()[0]
-    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
 
 
 def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):

@@ -57,22 +57,16 @@ def test_what_keeps_the_host_busy_is_listed_without_a_gpu():
     assert len(ballast) > 0
 
 
-def test_the_ids_of_another_namespace_are_not_taken_for_ours(other, monkeypatch):
+def test_the_ids_of_another_namespace_are_not_taken_for_ours_and_hide_none_here(other, monkeypatch):
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, other.pid)])
     row = row_of(rows, other.pid)
     assert (row.identity, row.owner, row.command) == (None, None, "")
-
-
-def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch):
     ballast = bytearray(40 << 20)
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, os.getpid())])
     ours, theirs = sorted((row for row in rows if row.pid == os.getpid()), key=lambda row: len(row.devices))
     assert (ours.identity, ours.devices) == (identify(os.getpid()), ())
     assert (theirs.identity, theirs.devices) == (None, ((0, 2**30),))
     assert len(ballast) > 0
-
-
-def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
     row = row_of(process_list(monkeypatch, host_pids=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
     assert (row.identity, row.devices) == (None, ((1, 2**30),))
 

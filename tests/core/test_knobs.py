@@ -11,11 +11,16 @@ from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.worker.catalog import ADAPTER_KNOBS
 
 
-def test_every_default_is_a_value_of_its_knob():
+def test_each_knob_is_declared_once_with_a_default_and_search_values_of_its_own():
     for entry in KNOBS:
         assert entry.read(entry.default if entry.default is not None else "auto") == entry.default
         assert entry.default in list(entry.values.ladder(entry.default))
         assert len(entry.what) > 15, entry.name
+    assert len(KNOBS_BY_NAME) == len(KNOBS)
+    for entry in KNOBS:
+        for value in entry.search_values:
+            assert entry.read(value) == value
+            assert entry.keeps_training(entry.search_values[0], value), entry.name
 
 
 @pytest.mark.parametrize(
@@ -84,13 +89,19 @@ def test_what_is_close_to_a_name_or_value_gets_it(ask, nearest):
     assert "do not work together" not in refused.value.line()
 
 
-def test_arrows_stop_at_the_ends_and_find_back_from_an_odd_value():
+def test_arrows_stop_at_the_ends_find_back_from_an_odd_value_and_digits_are_typed_whole():
     batch = KNOBS_BY_NAME["batch_size"]
     assert batch.turn(8, 1) == 16
     assert batch.turn(12, 1) == 16
     assert batch.turn(12, -1) == 8
     assert batch.turn(1, -1) == 1
     assert KNOBS_BY_NAME["precision"].turn("fp32", -1) == "fp32"
+    values = knob("memory_limit").values
+    assert list(values.ladder("3GiB"))[3:6] == ["2GiB", "3GiB", "4GiB"]
+    assert values.ladder("1024MiB")[-1] == "40GiB"
+    assert values.ladder("2GiB+1GiB")[-1] == "2GiB+1GiB"
+    assert knob("lr").text_of(0.000123456789) == "0.000123456789"
+    assert knob("lr").text_of(1e-4) == "0.0001"
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(BYTE_UNITS)))
@@ -123,18 +134,7 @@ def test_no_text_breaks_a_knob(text):
             assert entry.read(answer) == answer, "what was taken once is taken again, when a record of it is read"
 
 
-def test_arrows_reach_the_neighbours_of_a_memory_limit_that_is_no_stop():
-    values = knob("memory_limit").values
-    assert list(values.ladder("3GiB"))[3:6] == ["2GiB", "3GiB", "4GiB"]
-    assert values.ladder("1024MiB")[-1] == "40GiB"
-    assert values.ladder("2GiB+1GiB")[-1] == "2GiB+1GiB"
-
-
-def test_each_knob_is_declared_once():
-    assert len(KNOBS_BY_NAME) == len(KNOBS)
-
-
-def test_a_knob_tells_which_values_train_the_same():
+def test_a_knob_tells_which_values_train_the_same_and_which_need_a_process():
     precision, optimizer = KNOBS_BY_NAME["precision"], KNOBS_BY_NAME["optimizer"]
     assert precision.keeps_training("fp32", "bf16")
     assert not precision.keeps_training("fp32", "bf16-pure")
@@ -147,22 +147,7 @@ def test_a_knob_tells_which_values_train_the_same():
     optimization = {entry.name for entry in KNOBS if entry.group == "optimization"}
     assert differing == {"samples", "seq_len", "steps", *ADAPTER_KNOBS, *optimization}
     assert "fp32, tf32, fp16, bf16 train alike" in precision.training
-
-
-def test_values_that_a_search_tries_are_values_of_their_knob_and_train_the_same():
-    for entry in KNOBS:
-        for value in entry.search_values:
-            assert entry.read(value) == value
-            assert entry.keeps_training(entry.search_values[0], value), entry.name
-
-
-def test_a_warm_process_turns_a_batch_size_and_no_strategy():
     assert not KNOBS_BY_NAME["batch_size"].needs_process(4)
     assert not KNOBS_BY_NAME["precision"].needs_process("bf16")
     assert KNOBS_BY_NAME["precision"].needs_process("fp16")
     assert KNOBS_BY_NAME["strategy"].needs_process("ddp")
-
-
-def test_a_number_of_many_digits_is_typed_whole():
-    assert knob("lr").text_of(0.000123456789) == "0.000123456789"
-    assert knob("lr").text_of(1e-4) == "0.0001"

@@ -189,7 +189,7 @@ def test_what_ran_is_compared_with_what_was_asked():
     assert "precision=fp8 (float8_layers): asked for True" in difference({"float8_layers": 0}, precision="fp8")
 
 
-def test_memory_that_no_trace_shows_is_named_and_corrected_apart():
+def test_memory_that_no_trace_shows_is_named_and_a_peak_of_no_sheet_absent():
     texts = {name: text for name, values, text in NOT_TRACED if {"liger", "blocks", "fp8"} & set(values)}
     assert set(texts) == {"loss", "kernels", "compile", "precision"}
     knobs = {**defaults(), "kernels": "liger"}
@@ -198,9 +198,6 @@ def test_memory_that_no_trace_shows_is_named_and_corrected_apart():
     step, _ = request_fields(resolve("tiny-llama", ["loss=liger", "precision=fp8", "kernels=liger"]), "cuda")
     assert (step["knobs"]["loss"], step["knobs"]["precision"]) == ("chunked", "bf16")
     assert not {"kernels", "allocator", "compile"} & set(step["knobs"])
-
-
-def test_a_peak_that_no_sheet_here_has_stays_absent():
     assert peak_of("NVIDIA H100 80GB HBM3").of("bf16")
     assert peak_of("NVIDIA H100 80GB HBM3").of("fp8") is None
 

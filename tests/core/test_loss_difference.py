@@ -36,14 +36,12 @@ def test_the_tolerance_is_the_largest_of_the_levers_where_nothing_else_differs(k
     assert tolerance_of({**PLAIN, **knobs}, PLAIN) == tolerance
 
 
-def test_half_precision_has_its_own_tolerance_and_dropout_forbids_levers_that_draw_it_anew():
+def test_half_precision_has_its_own_tolerance_and_the_greatest_difference_is_of_five_steps():
     half = {**PLAIN, "precision": "bf16"}
     assert tolerance_of({**half, "loss": "chunked"}, half) == 1e-2
     assert tolerance_of({**PLAIN, "attention": "eager"}, PLAIN, redraws=True) is None
     assert tolerance_of({**PLAIN, "loss": "chunked"}, PLAIN, redraws=True) == 1e-5
 
-
-def test_the_greatest_difference_is_of_the_first_five_that_both_have():
     def greatest(*pairs):
         found = loss_difference({**PLAIN, "loss": "chunked"}, PLAIN, pairs, redraws=False)
         return None if found is None else (found.greatest, found.steps)

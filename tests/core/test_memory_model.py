@@ -63,7 +63,7 @@ def test_what_a_strategy_shares():
     assert parts.optimizer_bytes == 3 * count, "a quarter of the masters and of both moments"
 
 
-def test_the_first_gpu_of_dp_has_the_loss_of_all():
+def test_the_first_gpu_of_dp_has_the_loss_of_all_and_adds_up_the_gradients_of_copies():
     model, count = model_of(12), 12 * BLOCK + ROOT
     at_the_head, each = 12 * count, 8 + HEAD + HEAD
     for devices in (2, 3):
@@ -73,20 +73,18 @@ def test_the_first_gpu_of_dp_has_the_loss_of_all():
         assert "rules for dp that no run has confirmed" in found.basis
     listed = model.predict(spec_with(batch_size=5000, strategy="dp", devices="0+2"))
     assert listed == model.predict(spec_with(batch_size=5000, strategy="dp", devices=2))
-
-
-def test_the_gradients_of_copies_are_added_up_at_the_end():
-    model, count = model_of(12), 12 * BLOCK + ROOT
     for micro_batches, times in ((1, 2), (2, 3)):
         found = model.predict(spec_with(batch_size=1, strategy="dp", devices=2, grad_accum=micro_batches))
         assert found.phases["forward_backward"]["grads"] == times * 4 * count
 
 
-def test_a_strategy_that_cannot_be_predicted_says_why():
+def test_a_strategy_or_a_cut_that_cannot_be_predicted_says_why():
     with pytest.raises(UserError, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
     with pytest.raises(UserError, match="only for models with one stack of blocks"):
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
+    with pytest.raises(UserError, match="pipeline memory"):
+        staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 
 def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
@@ -168,10 +166,7 @@ def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu():
     assert nothing.params_bytes + nothing.grads_bytes + nothing.optimizer_bytes == 0
     kept = here.predict(spec_with(batch_size=500, strategy="zero3-offload"), 4)
     assert kept.total_bytes > here.predict(spec_with(batch_size=500, strategy="zero3"), 4).total_bytes
-
-
-def test_accumulation_on_the_host_has_a_copy_of_its_own():
-    model, count = model_of(12), 12 * BLOCK + ROOT
+    model = here
     for precision, parts in (("fp32", 2), ("bf16-pure", 1)):
         spec = spec_with(batch_size=5000, grad_accum=2, strategy="zero2-offload", precision=precision)
         half = 2 if precision == "bf16-pure" else 1
@@ -230,14 +225,11 @@ IN_BF16 = WholeModel(
 LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward")
 
 
-def test_zero_has_its_bucket_from_the_first_gradient_on():
+def test_zero_has_its_bucket_from_the_first_gradient_on_and_one_rank_gathers_nothing():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
     rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, IN_BF16)
     in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", timeline.BlockPosition(0, 2))
     assert [rule(moment).communication for moment in (LOSS, in_last_block)] == [0, 80]
-
-
-def test_a_single_rank_of_zero3_gathers_nothing():
     knobs = {**resolve("tiny-llama").knobs, "strategy": "zero3", "precision": "bf16"}
     part = 2 * 10
     assert [memory_rule(knobs, ranks, IN_BF16)(LOSS).communication for ranks in (1, 2)] == [part, 3 * part]
@@ -300,7 +292,7 @@ def test_gpipe_keeps_the_activations_of_all_micro_batches(each, parts, size):
         assert predicted.fullest == "rank 1 of a pipeline of 2"
 
 
-def test_a_schedule_that_keeps_fewer_takes_less():
+def test_a_schedule_that_keeps_fewer_takes_less_and_a_tied_weight_is_on_both_ends():
     model = staged(48, 4)
     totals = {}
     for schedule in ("gpipe", "1f1b"):
@@ -308,19 +300,11 @@ def test_a_schedule_that_keeps_fewer_takes_less():
         totals[schedule] = model.predict(spec, 8)
     assert totals["1f1b"].total_bytes < totals["gpipe"].total_bytes
     assert totals["1f1b"].fullest == "rank 0 of a pipeline of 4", "it has four micro-batches under way, the last one"
-
-
-def test_a_tied_weight_is_on_both_ends():
     model = staged(6, 2)
     cut = [StageCut(0, 3, 3 * BLOCK + ROOT, ROOT), StageCut(3, 6, 3 * BLOCK + ROOT, ROOT)]
     tied = msgspec.structs.replace(model, pipeline=PipelineCut(cut, ROOT, HIDDEN, OUTPUT))
     spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=2, batch_size=2)
     assert tied.predict(spec, 2).params_bytes == 4 * (3 * BLOCK + ROOT)
-
-
-def test_another_cut_than_was_traced_is_not_answered():
-    with pytest.raises(UserError, match="pipeline memory"):
-        staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 
 @given(each=some.integers(3, 40), size=some.integers(1000, 5000))

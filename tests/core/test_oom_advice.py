@@ -31,16 +31,13 @@ def test_a_batch_that_is_brought_down_says_what_becomes_of_the_global_batch(batc
     assert costs in smaller.costs
 
 
-def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activations():
+def test_in_the_optimizer_step_the_states_come_first_and_each_knob_is_named_once():
     found = useful_first(changes("bert-large", phase="optimizer"), "optimizer")
     assert values(found, "optimizer") == ["adamw-fused", "adamw-8bit", "adafactor"]
     assert list(map(knob_of, found[:3])) == ["optimizer"] * 3
     before = [oom_changes.frees_states(change) for change in useful_first(changes("bert-large"), "forward")]
     assert before == sorted(before)
     assert "adamw-fused" not in values(changes("bert-large"), "optimizer")
-
-
-def test_without_a_model_the_advice_names_every_knob_that_frees_memory_once():
     found = best_of_each_knob(changes("bert-large", "batch_size=8"), "forward")
     assert list(map(knob_of, found)) == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
     assert values(found, "optimizer") == ["adamw-8bit"]
@@ -53,9 +50,10 @@ def test_no_sequence_shorter_than_the_shortest_is_advised(seq_len, advised):
     assert values(changes("tiny-llama", f"seq_len={seq_len}", device="cpu"), "seq_len") == advised
 
 
-def test_nothing_is_advised_that_is_already_set():
+def test_nothing_is_advised_that_is_set_and_no_batch_while_the_model_is_built():
     least = ("batch_size=1", "checkpointing=full", "precision=bf16-pure", "optimizer=sgd", "seq_len=64")
     assert changes("tiny-llama", *least) == []
+    assert [change.settings for change in changes("bert-large", phase="model")] == [{"precision": "bf16-pure"}]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +72,6 @@ def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, advised
     assert values(changes("bert-large", *pipeline, phase="backward"), "batch_size") == advised
 
 
-def test_while_the_model_is_built_a_smaller_batch_is_no_cure():
-    assert [change.settings for change in changes("bert-large", phase="model")] == [{"precision": "bf16-pure"}]
-
-
 @pytest.mark.parametrize(("newest", "advised"), [("7.0", ["fp16"]), ("9.0", ["bf16", "bf16-pure"])])
 def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
     found = changes("bert-large", "precision=fp32", capabilities=["8.0", newest])
@@ -87,7 +81,7 @@ def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
 LLAMA = {"kind": ("llama", "causal-lm")}
 
 
-def test_the_loss_in_chunks_is_advised_where_the_model_has_it():
+def test_the_loss_in_chunks_and_every_second_layer_are_advised_where_the_model_has_them():
     [chunked] = [change for change in changes("tiny-llama", **LLAMA) if "loss" in change.settings]
     assert (chunked.settings, chunked.saves) == ({"loss": "chunked"}, "frees seven eighths of the logits")
     assert values(changes("tiny-llama"), "loss") == []
@@ -95,9 +89,6 @@ def test_the_loss_in_chunks_is_advised_where_the_model_has_it():
     assert values(changes("tiny-llama", kind=("cohere", "causal-lm")), "loss") == []
     for refused in ("loss=chunked", "strategy=pp", "engine=trainer"):
         assert values(changes("tiny-llama", refused, **LLAMA), "loss") == [], refused
-
-
-def test_every_second_layer_comes_before_every_layer_and_only_by_prediction():
     found = changes("tiny-llama", **LLAMA)
     assert values(found, "checkpointing") == ["every-2", "full"]
     assert values(best_of_each_knob(found, "backward"), "checkpointing") == ["full"]

@@ -147,31 +147,11 @@ def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_ther
     assert found.others == ["process 4711 held 40.00 GiB", "python (pid 99) with 300 MiB"]
 
 
-def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_less():
+def test_a_smaller_batch_or_sequence_fits_in_whole_micro_batches_or_names_the_global_batch():
     changes = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known).changes
     assert changes
     assert all(change.predicted_bytes is not None and change.predicted_bytes < 950 * MIB for change in changes)
 
-
-def test_where_two_changes_are_not_enough_all_of_them_are_proposed():
-    found = explain(a_run(295 * MIB + BEYOND, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
-    assert [change.settings for change in found.changes] == [
-        {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
-    ]
-    assert "slower to converge" in found.changes[0].costs
-
-
-def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss():
-    found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
-    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 380 * MIB, 380 * MIB]
-    room = int(0.97 * 200 * MIB) - (32 << 20)
-    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 380 * MIB - room, 380 * MIB - room]
-    assert found.changes[0].saves == (
-        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
-    )
-
-
-def test_a_sequence_is_halved_until_it_fits():
     def by_tokens(spec):
         model = Arithmetic()
         size = int(str(spec.knobs["seq_len"])) * MIB // 4
@@ -181,6 +161,27 @@ def test_a_sequence_is_halved_until_it_fits():
     run = a_run(100 * MIB, batch_size=1, seq_len=1024)
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
+    changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "18"}
+    assert changes[0].costs == "little; the global batch goes from 23 to 18 a rank"
+    run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
+    changes = explain(run, error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
+
+
+def test_where_two_changes_are_not_enough_all_are_proposed_or_the_closest_with_what_they_miss():
+    found = explain(a_run(295 * MIB + BEYOND, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
+    assert [change.settings for change in found.changes] == [
+        {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+    ]
+    assert "slower to converge" in found.changes[0].costs
+    found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
+    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 380 * MIB, 380 * MIB]
+    room = int(0.97 * 200 * MIB) - (32 << 20)
+    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 380 * MIB - room, 380 * MIB - room]
+    assert found.changes[0].saves == (
+        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
+    )
 
 
 def test_one_knob_each_is_traced_first_then_all_together_and_shorter_sequences_last():
@@ -245,7 +246,7 @@ def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes():
     assert [change.predicted_bytes for change in found.changes] == [None] * 3
 
 
-def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted():
+def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted_under_a_limit():
     found = explain(a_run(), error("forward"), ON_CPU, lambda spec: None, held_bytes=500 * MIB)
     assert (found.held_bytes, found.asked_bytes) == (500 * MIB, 64 * MIB)
     assert found.missing_bytes == 52 * MIB
@@ -253,25 +254,10 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted():
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
     unforeseen = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert unforeseen.missing_bytes == 54 * MIB
-
-
-def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free():
     text = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
     run = a_run(3 << 30, device="cuda")
     found = explain(run, error("forward"), text, lambda spec: None, held_bytes=2560 * MIB)
     assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
-
-
-def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named():
-    changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "18"}
-    assert changes[0].costs == "little; the global batch goes from 23 to 18 a rank"
-
-
-def test_a_pipeline_s_smaller_batches_are_whole_micro_batches():
-    run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
-    changes = explain(run, error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
 
 
 def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run():

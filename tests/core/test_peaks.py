@@ -46,14 +46,11 @@ def test_a_card_that_only_looks_alike_has_no_peak(name):
     assert peak_of(name) is None
 
 
-def test_every_peak_has_a_source_and_rates_that_go_together():
+def test_every_peak_has_a_source_and_a_disturbed_ceiling_is_called_too_low():
     for name, peak in peaks().items():
         assert peak.source.startswith("NVIDIA"), name
         assert 1.9 <= peak.half / peak.fp32 <= 30, name
         # Every unit that knows tf32 does half precision at twice its rate.
         assert peak.tf32 is None or peak.half / peak.tf32 == pytest.approx(2, rel=0.03), name
-
-
-def test_a_ceiling_measured_beside_other_processes_is_called_too_low():
     figures = {"device": "cpu", "name": "x", "copy_gb_per_s": 10.0, "operation_us": 10.0}
     assert [Ceiling(**figures, cpu_share=share).disturbed for share in (0.5, 0.99, None)] == [True, False, False]

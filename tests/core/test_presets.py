@@ -40,7 +40,7 @@ def test_a_user_preset_extends_a_shipped_one(user_presets):
     assert model == {"family": "gpt2", "hidden_size": 64}, "a field set before its model stays, the preset's go"
 
 
-def test_a_glob_that_matches_nothing_is_refused_and_a_name_that_looks_like_one_is_found(tmp_path):
+def test_a_glob_that_matches_nothing_is_refused_and_a_folder_of_photographs_searched(tmp_path):
     spec = resolve("tiny-llama", [f"data.paths={tmp_path}/*.txt"])
     assert spec.data["kind"] == "files"
     with pytest.raises(UserError, match="matches no file"):
@@ -50,6 +50,16 @@ def test_a_glob_that_matches_nothing_is_refused_and_a_name_that_looks_like_one_i
     assert expand_paths(spec.data)["paths"] == [str(tmp_path / "notes 1.txt"), str(tmp_path / "notes [1].txt")]
     named = str(tmp_path / "notes [1].txt")
     assert expand_paths({"kind": "files", "paths": [named]})["paths"] == [named]
+    for name in ("a/1.jpg", "a/deep/2.JPEG", "b/note.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    spec = resolve("vit-large", [f"data.paths={tmp_path}"])
+    assert spec.data["kind"] == "jpeg"
+    found = expand_paths(spec.data)["paths"]
+    assert [Path(path).name for path in found] == ["1.jpg", "2.JPEG"]
+    with pytest.raises(UserError, match="matches no JPEG file"):
+        expand_paths({**spec.data, "paths": [str(tmp_path / "b")]})
+    assert "paths" not in expand_paths(resolve("vit-large").data)
 
 
 def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(tmp_path, monkeypatch):
@@ -103,16 +113,3 @@ def test_rows_of_one_table_train_different_models():
     # Nothing of BERT stays, and --set has the last word.
     assert gpt.model == {"family": "gpt2", "hidden_size": 64, "num_hidden_layers": 36, "num_attention_heads": 20}
     assert (gpt.knobs["seq_len"], gpt.knobs["grad_accum"], gpt.knobs["precision"]) == (1024, 16, "bf16")
-
-
-def test_a_folder_of_photographs_is_searched(tmp_path):
-    for name in ("a/1.jpg", "a/deep/2.JPEG", "b/note.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    spec = resolve("vit-large", [f"data.paths={tmp_path}"])
-    assert spec.data["kind"] == "jpeg"
-    found = expand_paths(spec.data)["paths"]
-    assert [Path(path).name for path in found] == ["1.jpg", "2.JPEG"]
-    with pytest.raises(UserError, match="matches no JPEG file"):
-        expand_paths({**spec.data, "paths": [str(tmp_path / "b")]})
-    assert "paths" not in expand_paths(resolve("vit-large").data)

@@ -24,7 +24,7 @@ def directory(tmp_path):
     return found
 
 
-def test_its_records_are_all_readable(directory):
+def test_its_records_are_readable_shown_as_they_ended_and_joined_to_its_gpu(directory):
     records = read_records(directory)
     assert records.unreadable_lines == 0
     assert len(records.steps[0]) == 24
@@ -33,9 +33,6 @@ def test_its_records_are_all_readable(directory):
     ticks, unreadable = read_all(directory / "telemetry.jsonl", Tick)
     assert (len(ticks), unreadable) == (11, 0)
     assert all(tick.devices[0].temperature_c for tick in ticks)
-
-
-def test_it_is_shown_as_it_ended(directory):
     seen = Follower(directory).poll()
     assert (seen.state, seen.reason) == ("finished", "took all 24 steps")
     assert (len(seen.steps), len(seen.ticks), seen.unreadable_lines) == (24, 11, 0)
@@ -44,9 +41,6 @@ def test_it_is_shown_as_it_ended(directory):
     assert seen.result.throttle.thermal_fraction == pytest.approx(0.27, abs=0.001)
     assert seen.result.conditions.start_temperature_c == 89
     assert seen.result.conditions.measured_from_temperature_c is None, "that version did not say"
-
-
-def test_its_steps_are_joined_to_its_gpu(directory):
     joined = read_joined_steps(directory)
     assert [step.step for step, _ in joined] == list(range(1, 25))
     thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]

@@ -182,13 +182,10 @@ def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device):
     assert ooms(state) <= 1
 
 
-def test_a_batch_of_one_that_does_not_fit_ends_the_search():
+def test_a_batch_of_one_that_does_not_fit_ends_the_search_and_a_void_probe_is_repeated():
     state = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
     assert [probe.batch_size for probe in state.probes] == [1]
     assert decide(state).end_state == "nothing_fits"
-
-
-def test_a_void_probe_is_repeated():
     state = asked(PLAIN.limits)
     first = decide(state).batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
@@ -196,7 +193,7 @@ def test_a_void_probe_is_repeated():
     assert decide(after(state, *[void] * 4)).end_state == "failed"
 
 
-def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from():
+def test_a_confirmation_run_out_of_memory_is_stepped_down_from_by_half_at_most():
     state = search(PLAIN)
     first = state.confirmations[-1].batch_size
     oom = proof(first, "oom")
@@ -204,9 +201,14 @@ def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from():
     assert step.action == "prove"
     assert step.batch_size < first
     assert "fresh process" in step.why
+    device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
+    state = search(device)
+    oom = proof(300, "oom")
+    step = decide(with_last(state, oom))
+    assert (step.action, step.batch_size) == ("prove", 150)
 
 
-def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
+def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried_or_fills_the_data():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
@@ -217,17 +219,11 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
     found = answer_of(after(state, *confirmations))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty == "39 ran out of memory; 2 sizes between them not confirmed"
-
-
-def test_a_size_that_fills_the_data_is_the_largest_for_that_reason():
     device = Device(fixed=100 * MIB, per_sample=4 * MIB, optimizer=0, limits=(2048 * MIB,))
     filled = replace_struct(device.probe(100), fills_data=True)
     confirmation = proof(100, "finished")
     state = asked(device.limits, device.probe(50), filled, confirmation)
     assert answer_of(state).certainty == "the script's data fills no batch above 100"
-
-
-def test_sizes_that_the_most_probes_left_open_are_named():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in range(1, MAX_PROBES)]
     state = asked(device.limits, *fitting, device.probe(60))
@@ -253,22 +249,19 @@ BENT = Bent(fixed=445 * MIB, per_sample=110.4 * MIB, optimizer=833 * MIB, limits
 BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * MIB), max_batch=14)
 
 
-def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one():
+def test_a_bend_shows_in_a_slope_below_the_predicted_one_or_is_set_right_by_a_size_between():
     state = search(BENT, BENT_PREDICTED)
     assert state.probes[0].batch_size == 1
     assert ooms(state) <= 1
     assert len(state.probes) <= 6
     assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
     assert BENT.is_exact(state.confirmations[-1].batch_size)
-
-
-def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between():
     state = search(BENT)
     assert BENT.is_exact(state.confirmations[-1].batch_size)
     assert len(state.confirmations) <= 2
 
 
-def test_the_answer_names_limits_margins_and_the_fastest():
+def test_the_answer_names_limits_margins_and_the_fastest_aligned_size():
     state = search(PLAIN)
     found = answer_of(state)
     assert PLAIN.is_exact(found.max_batch)
@@ -280,6 +273,11 @@ def test_the_answer_names_limits_margins_and_the_fastest():
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
     assert f"{found.too_large} ran out of memory" in found.certainty
     assert "leaves" in found.recommended_why
+    device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
+    found = answer_of(search(device))
+    assert (found.max_batch, found.recommended_batch) == (1, None)
+    assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
+    assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
 
 
 @pytest.mark.parametrize("above_fit", [0, 3 * MIB, 6 * MIB])
@@ -294,25 +292,6 @@ def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit):
     left = found.headroom_bytes + 10 * MIB * (found.max_batch - found.recommended_batch)
     assert left >= margin > left - 10 * MIB, "one sample more would take of the margin"
     assert f"leaves {mebibytes(left)} by the fit, of which {mebibytes(margin)} are for" in found.recommended_why
-
-
-def test_without_room_for_the_margin_no_batch_is_recommended():
-    device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
-    found = answer_of(search(device))
-    assert (found.max_batch, found.recommended_batch) == (1, None)
-    assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
-
-
-def test_confirmation_runs_of_small_samples_are_stepped_down_by_half_at_most():
-    device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
-    state = search(device)
-    oom = proof(300, "oom")
-    step = decide(with_last(state, oom))
-    assert (step.action, step.batch_size) == ("prove", 150)
-
-
-def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little():
-    assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
 
 
 @dataclass(frozen=True)
@@ -402,10 +381,13 @@ def test_h100_the_reserved_memory_binds_and_four_probes_and_two_fresh_processes_
     assert (found.too_large, found.certainty[:20]) == (32, "32 ran out of memory")
 
 
-def test_h100_the_search_as_it_was_asked_takes_three_probes():
+def test_h100_takes_three_probes_as_it_was_asked_and_expandable_segments_follow_allocated_memory():
     state = search(Replay(), H100[0])
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(4, "fits"), (19, "fits"), (40, "oom")]
     assert [(run.batch_size, run.state) for run in state.confirmations] == [(32, "oom"), (31, "finished")]
+    state = search(Replay(is_expandable=True), H100[0])
+    assert answer_of(state).max_batch == 33
+    assert len(state.probes) <= 4
 
 
 @pytest.mark.parametrize("names_missing", [True, False])
@@ -414,12 +396,6 @@ def test_h100_a_fresh_process_that_needs_more_is_stepped_down_from_by_what_was_m
     assert [run.batch_size for run in state.confirmations] == ([32, 29] if names_missing else [32, 31, 29])
     assert state.confirmations[-1].state == "finished"
     assert len(state.probes) <= 4, "no search by every size between"
-
-
-def test_h100_with_expandable_segments_reserved_memory_follows_allocated_memory():
-    state = search(Replay(is_expandable=True), H100[0])
-    assert answer_of(state).max_batch == 33
-    assert len(state.probes) <= 4
 
 
 def test_a_gpu_names_the_next_size_that_is_too_large_by_the_fit():

@@ -37,7 +37,7 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
-SECOND = 1_000_000_000
+SECOND, MIB = 1_000_000_000, 1 << 20
 
 
 def asked(directory, key="k"):
@@ -81,7 +81,7 @@ def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp
     assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit.rank == 1
 
 
-def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):
+def test_a_size_that_fitted_warm_and_not_cold_is_marked_and_a_gpus_error_names_what_it_lacked(tmp_path):
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
@@ -94,9 +94,6 @@ def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_p
     assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
-
-
-def test_a_gpus_error_names_what_a_confirmation_run_lacked():
     error = RunError(
         message="CUDA out of memory. Tried to allocate 954.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which"
         " 63.34 GiB is free. Including non-PyTorch memory, this process has 15.83 GiB memory in use. 16.00 GiB allowed;"
@@ -192,10 +189,7 @@ def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path)
             ask(home)
 
 
-MIB = 1 << 20
-
-
-def test_one_process_conducts_a_search(tmp_path):
+def test_one_process_conducts_a_search_and_only_that_very_process_is_signalled(tmp_path):
     directory, _ = search(Home(tmp_path))
     assert not is_conducted(directory)
     with conductor_lock(directory) as held:
@@ -204,11 +198,7 @@ def test_one_process_conducts_a_search(tmp_path):
         with conductor_lock(directory) as again:
             assert not again
     assert not is_conducted(directory)
-
-
-def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
-    directory, journal = search(Home(tmp_path))
-    journal.write(conducted())
+    JournalWriter(directory).write(conducted())
     assert conductor_of(directory) is None
     assert not cancel(directory)
     with conductor_lock(directory):

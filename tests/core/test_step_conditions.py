@@ -100,15 +100,17 @@ def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample():
     assert window(samples, 0, 12).throttled_ms["thermal"] == pytest.approx(4000 * 12 / 9)
 
 
-def test_without_an_energy_counter_power_is_integrated_with_a_note():
+def test_power_is_integrated_without_a_counter_and_a_counter_is_believed_by_its_time():
     samples = [(float(t), sample(power_w=100.0 + 100 * t)) for t in range(3)]
     found = window(samples, 0, 2)
     assert (found.energy_joules, found.energy_source) == (pytest.approx(400), "integrated power")
-
-
-def test_a_counter_that_catches_up_never_throttles_longer_than_the_time():
     samples = [(float(t), sample(power_violation_ns=[0, 0, 2 * S][t])) for t in range(3)]
     assert window(samples, 1, 2).throttled_ms["power"] == pytest.approx(1000)
+    stepping = [(float(t), sample(power_violation_ns=[0, 700_000, 699_999, 900_000][t])) for t in range(4)]
+    assert window(stepping, 0, 3).throttled_ms["power"] == pytest.approx(0.900_001)
+    racing = [(float(t), sample(power_violation_ns=t * 5 * S, throttle_reasons=["sw_power_cap"])) for t in range(4)]
+    found = window(racing, 0, 3)
+    assert found.throttled_ms["power"] == pytest.approx(3000)
 
 
 def test_a_long_live_run_keeps_only_what_new_steps_need():
@@ -180,25 +182,14 @@ def test_step_by_step_it_says_what_it_says_at_once(readings, steps, polls):
         assert one is None or 0 <= one <= recorded[-1].t_ns / MS * (1 + 1e-9)
 
 
-def test_without_devices_there_is_nothing_to_join():
-    join = StepJoin([])
-    join.add(step(1, end_ms=500, ms=500))
-    join.add_tick(S, [])
-    assert join.joined(final=True) == []
-
-
-def test_an_idle_gpu_loses_no_clock():
+def test_an_idle_gpu_loses_no_clock_and_without_devices_there_is_nothing_to_join():
     """It saves power: 345 of 1980 MHz with nothing to do is no loss to anybody."""
     idle = sample(sm_clock_mhz=345, sm_clock_max_mhz=1980, throttle_reasons=["idle"])
     busy = sample(sm_clock_mhz=1485, sm_clock_max_mhz=1980, throttle_reasons=[])
     assert window([(float(t), idle) for t in range(5)], 0, 4).clock_loss_fraction is None
     mixed = [(float(t), idle if t > 8 else busy) for t in range(11)]
     assert window(mixed, 0, 10).clock_loss_fraction == pytest.approx(0.25)
-
-
-def test_a_counter_that_steps_back_by_its_rounding_is_believed_and_one_that_is_no_duration_is_not():
-    stepping = [(float(t), sample(power_violation_ns=[0, 700_000, 699_999, 900_000][t])) for t in range(4)]
-    assert window(stepping, 0, 3).throttled_ms["power"] == pytest.approx(0.900_001)
-    racing = [(float(t), sample(power_violation_ns=t * 5 * S, throttle_reasons=["sw_power_cap"])) for t in range(4)]
-    found = window(racing, 0, 3)
-    assert found.throttled_ms["power"] == pytest.approx(3000)
+    join = StepJoin([])
+    join.add(step(1, end_ms=500, ms=500))
+    join.add_tick(S, [])
+    assert join.joined(final=True) == []

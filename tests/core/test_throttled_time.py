@@ -86,14 +86,7 @@ def test_wherever_spells_ticks_and_the_window_begin_and_end(reasons, counters):
         assert fraction_error(scenario, late, begin, end, *counters) * (end - begin) < 0.52
 
 
-def test_reasons_that_hold_at_once_count_once():
-    """Both counters run then: their sum would be twice the time."""
-    scenario = hot((4, 7), reasons=THERMAL)
-    for counters in ((cause_counters, policy_counters), (cause_counters,)):
-        assert fraction_error(scenario, ticks(12), 1, 11, *counters) < 0.001
-
-
-def test_a_step_gets_the_milliseconds_of_its_own_time():
+def test_a_step_gets_the_milliseconds_of_its_own_time_and_reasons_at_once_count_once():
     """Steps of 100 ms between two ticks: each gets its share of what the counter grew between them."""
     join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU])
     for n in range(1, 61):
@@ -101,6 +94,9 @@ def test_a_step_gets_the_milliseconds_of_its_own_time():
     conditions = {one.step: one for one in join.joined(final=True)}
     assert [round(conditions[n].throttled_ms["thermal"] or 0) for n in (29, 32, 33, 39, 45)] == [0, 60, 60, 60, 100]
     assert conditions[45].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
+    scenario = hot((4, 7), reasons=THERMAL)
+    for counters in ((cause_counters, policy_counters), (cause_counters,)):
+        assert fraction_error(scenario, ticks(12), 1, 11, *counters) < 0.001
 
 
 def throttled_ms(samples, begin, end):
@@ -109,7 +105,7 @@ def throttled_ms(samples, begin, end):
     return found.throttled_ms["thermal"]
 
 
-def test_counters_that_start_again_lose_one_interval_not_the_run():
+def test_counters_that_start_again_lose_one_interval_and_without_any_there_is_no_figure():
     """The driver was reloaded at second 6: from there on the counter goes on from 0."""
     scenario = hot((3, 9))
 
@@ -118,9 +114,6 @@ def test_counters_that_start_again_lose_one_interval_not_the_run():
         return {"thermal_violation_ns": int((one.held_s(0, THERMAL, t) - one.held_s(0, THERMAL, since)) * S)}
 
     assert throttled_ms(sampled(scenario, ticks(14), reloaded), 2, 12) == pytest.approx(6000)
-
-
-def test_where_nothing_tells_there_is_no_figure():
     samples = [(t * S, DeviceReading(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
     devices = join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns)
@@ -145,17 +138,11 @@ def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell):
     assert throttled_ms(silent(spell, *BOTH), 0, 20) == pytest.approx(1000 * (spell[1] - spell[0]))
 
 
-def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much():
+def test_of_an_outage_counts_its_part_in_the_window_and_a_silent_step_has_no_figure():
     """Two of its four seconds were throttled, and one of the four lies before the window."""
     assert throttled_ms(silent((9, 11), *BOTH), 9, 19) == pytest.approx(2000 * 3 / 4)
-
-
-def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered():
     # Twenty seconds less the four between the last answer and the next.
     assert throttled_ms(silent((3, 5)), 0, 20) == pytest.approx(2000 * 20 / 16, rel=0.02)
-
-
-def test_a_step_in_which_a_gpu_was_silent_has_no_figure():
     join = join_of(silent((9, 11), *BOTH), [GPU])
     join.add(Step(t_ns=10 * S, step=1, samples=1, tokens=1, step_ms=100.0))
     assert join.joined(final=True)[0].throttled_ms["thermal"] is None

@@ -55,14 +55,7 @@ def executable(path, line):
     return str(path)
 
 
-def test_another_program_is_not_taken_for_a_python(tmp_path):
-    shell = executable(tmp_path / "shell", 'echo "$1: line 3: import: command not found" >&2; exit 127')
-    for program in (shell, "/bin/ls"):
-        with pytest.raises(UserError, match=f"^{program} is not a Python interpreter$"):
-            torch_build(program)
-
-
-def test_a_python_that_fails_is_named_with_its_task(tmp_path):
+def test_a_python_that_fails_is_named_with_its_task_and_another_program_is_none(tmp_path):
     python = executable(tmp_path / "python", "echo no cpu >&2; exit 1")
     tasks = {
         "report its torch": torch_build,
@@ -71,6 +64,10 @@ def test_a_python_that_fails_is_named_with_its_task(tmp_path):
     for task, ask in tasks.items():
         with pytest.raises(UserError, match=f"^{python} cannot {task}: no cpu$"):
             ask(python)
+    shell = executable(tmp_path / "shell", 'echo "$1: line 3: import: command not found" >&2; exit 127')
+    for program in (shell, "/bin/ls"):
+        with pytest.raises(UserError, match=f"^{program} is not a Python interpreter$"):
+            torch_build(program)
 
 
 def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(tmp_path, monkeypatch):

@@ -105,10 +105,15 @@ def test_the_signs_of_a_gpu_without_nvml(tmp_path):
     assert devices.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
 
 
-def test_a_build_without_cuda_has_no_gpu_whatever_its_version_is_called():
+def test_a_build_without_cuda_has_no_gpu_and_numbers_on_mixed_cards_need_an_order():
     machine = seen(MIG, CPU)
     assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
     assert machine.no_gpu_reason == "torch is a CPU build"
+    line = refused(seen("0", CUDA, *MIXED))
+    assert "counts GPUs of several models in CUDA's own order" in line
+    assert "try CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs of `nvidia-smi -L`" in line
+    assert [gpu.uuid for gpu in seen("0", CUDA, *MIXED, order="PCI_BUS_ID").gpus] == ["GPU-slow"]
+    assert [gpu.uuid for gpu in seen("GPU-fast", CUDA, *MIXED).gpus] == ["GPU-fast"]
 
 
 @pytest.mark.parametrize("variable", [MIG, MIG[:12], f"{MIG},{OTHER_MIG}"])
@@ -124,19 +129,16 @@ def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable):
     assert instance.throttle_reasons is None
 
 
-def test_cuda_gives_a_process_one_mig_instance():
+def test_cuda_gives_a_process_one_mig_instance_and_a_wrong_name_names_them():
     machine = seen(f"{MIG},{OTHER_MIG}", CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
     with pytest.raises(UserError, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"):
         machine.named_or_counted_gpus(2)
-
-
-def test_a_mig_name_that_does_not_exist_names_those_that_do():
     machine = seen(MIG.replace("41a3", "41a4"), CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
     assert f"(allowed: {MIG}, {OTHER_MIG})" in refused(machine)
     assert "NVML lists none" in refused(seen(MIG, CUDA, Gpu(uuid="GPU-aa11")))
 
 
-def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent():
+def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent_and_names_its_instances():
     machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
     assert [gpu.uuid for gpu in machine.default_gpus("single")] == ["GPU-bb22"]
     assert [gpu.uuid for gpu in machine.default_gpus("ddp")] == ["GPU-bb22"]
@@ -145,9 +147,6 @@ def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent():
         machine.named_or_counted_gpus(2)
     with pytest.raises(UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
         machine.named_or_counted_gpus("0+")
-
-
-def test_only_gpus_in_mig_mode_name_their_instances():
     for variable in (None, "0", "GPU-aa11"):
         line = refused(seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG)))
         assert f"GPU 0 is in MIG mode, where runs use an instance by its name; try CUDA_VISIBLE_DEVICES={MIG}" in line
@@ -156,14 +155,6 @@ def test_only_gpus_in_mig_mode_name_their_instances():
 
 
 MIXED = (Gpu(name="T400", uuid="GPU-slow"), Gpu(name="RTX 4090", uuid="GPU-fast"))
-
-
-def test_numbers_on_mixed_cards_need_an_order():
-    line = refused(seen("0", CUDA, *MIXED))
-    assert "counts GPUs of several models in CUDA's own order" in line
-    assert "try CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs of `nvidia-smi -L`" in line
-    assert [gpu.uuid for gpu in seen("0", CUDA, *MIXED, order="PCI_BUS_ID").gpus] == ["GPU-slow"]
-    assert [gpu.uuid for gpu in seen("GPU-fast", CUDA, *MIXED).gpus] == ["GPU-fast"]
 
 
 @pytest.mark.parametrize(
