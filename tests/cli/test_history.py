@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -47,7 +46,7 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
         directory.mkdir(parents=True)
         (directory / "result.json").write_text(encoded.replace("20261101-100000-tiny-llama-0000", run_id))
     assert len(cli("runs", "list", "--json").json["runs"]) == 300
-    opened: list[str] = []
+    opened = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(str(path)) or real(path, *more))
     rows = iter_rows(Home(cli.home))
@@ -113,7 +112,7 @@ def test_a_short_run_beside_a_busy_loop_is_doubtful(cli):
 S = 1_000_000_000
 
 
-def write_hot_run(home: Path) -> None:
+def write_hot_run(home):
     """Ten steps of a second on a CPU that watch GPU 2, throttled by heat from second 5 on, at half its clock."""
     run = run_file(RUN, knobs={"workers": 0}, watch_uuids=["GPU-b"])
     directory = put(home / "runs" / RUN / "run.json", run)

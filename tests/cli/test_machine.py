@@ -140,7 +140,7 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not ends_at_logout("ann"), "there is no busctl"
 
-    def answers(line: str) -> None:
+    def answers(line):
         bus = tmp_path / "busctl"
         bus.write_text(f"#!/bin/sh\necho {line}\n")
         bus.chmod(0o700)
@@ -156,7 +156,7 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> list[str]:
+def python(tmp_path):
     """`--python` with a CUDA build of torch."""
     return ["--python", cuda_python(tmp_path / "bin")]
 

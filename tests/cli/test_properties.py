@@ -23,18 +23,12 @@ KEYS = (
     | any_text()
 )
 STEPS = st.builds(
-    Step,
-    t_ns=st.integers(0, 2**62),
-    step=st.integers(1, 10**9),
-    warmup=st.booleans(),
-    samples=st.integers(0, 10**9),
-    tokens=st.integers(0, 10**12),
-    loss=st.none() | st.floats(-1e300, 1e300),
-    step_ms=st.floats(0, 1e9),
-)
+    Step, t_ns=st.integers(0, 2**62), step=st.integers(1, 10**9), warmup=st.booleans(), samples=st.integers(0, 10**9),
+    tokens=st.integers(0, 10**12), loss=st.none() | st.floats(-1e300, 1e300), step_ms=st.floats(0, 1e9),
+)  # fmt: skip
 
 
-def after_set(text: str) -> RunSpec | UserError:
+def after_set(text):
     """Return the spec with `--set TEXT`, or its refusal. A setting is taken by its name, a refusal is one line."""
     answer: RunSpec | UserError
     try:
@@ -74,7 +68,7 @@ def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps, cuts):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
         tail = Tail(path, Step)
-        found: list[Step] = []
+        found = []
         place = 0
         for length in [*cuts, len(content)]:
             with path.open("ab") as file:

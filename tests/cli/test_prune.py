@@ -2,9 +2,7 @@
 
 import fcntl
 import time
-from pathlib import Path
 
-from cli.command import Cli
 from on_disk import ended, lost, search, started
 from trainfast_runner.records.home import STAMP_FORMAT
 from trainfast_runner.records.run_directory import shared_lock
@@ -13,11 +11,11 @@ from trainfast_runner.worker.shared.words import PROBE
 OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))
 
 
-def old_search(home: Path, minute: int = 0) -> Path:
+def old_search(home, minute=0):
     return search(home, {"kind": "paused", "t_ns": 1}, search_id=f"20251101-09{minute:02}00-tiny-llama-5555")
 
 
-def runs(cli: Cli) -> list[str]:
+def runs(cli):
     return sorted(path.name for path in (cli.home / "runs").iterdir())
 
 

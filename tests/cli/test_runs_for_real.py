@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Started, until, until_measured
+from cli.command import COMMAND, PATIENCE_S, SMALL, until, until_measured
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive, is_alive_after_grace
 from trainfast_runner.running.present_state import run_state
@@ -142,7 +142,7 @@ def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its
     check_that_a_run_outlives_its_watchers(cli, waiting)
 
 
-def check_that_a_run_outlives_its_watchers(cli: Cli, started: Started) -> None:
+def check_that_a_run_outlives_its_watchers(cli, started):
     """Kill the command and the supervisor of the only run: the run goes on, and can be stopped."""
     started.signal(signal.SIGKILL)
     started.end()

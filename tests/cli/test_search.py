@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -32,11 +31,11 @@ def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli):
     assert Home(cli.home).run_ids() == []
 
 
-def limited(limit: str, *more: str) -> list[str]:
+def limited(limit, *more):
     return ["tiny-llama", *SMALL, "--set", f"memory_limit={limit}", *more]
 
 
-def next_size_that_decides(found: dict[str, Any]) -> int:
+def next_size_that_decides(found):
     """The smallest size that needs max(3 %, 48 MiB) more than the maximum."""
     fixed, per_sample = found["model"]["fixed_bytes"], found["model"]["bytes_per_sample"]
     need = fixed + per_sample * found["max_batch"]
@@ -90,7 +89,7 @@ def test_the_tightest_of_two_ranks_decides(cli):
 @pytest.mark.long
 def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli):
     command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
-    before: list[int] = []
+    before = []
     for text in ("starting", " fits: peak", "confirm "):
         started = Started(cli, command)
         started.until_printed(text)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -145,7 +144,7 @@ def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(tmp_path, monk
     home = Home(tmp_path)
     right = os.open
 
-    def opened(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def opened(path, flags, *arguments, **options):
         if file in Path(os.fsdecode(path)).name and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return right(path, flags, *arguments, **options)

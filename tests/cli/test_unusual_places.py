@@ -3,11 +3,10 @@
 import itertools
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Done
+from cli.command import COMMAND, PATIENCE_S, SMALL, Done
 
 AMBIENT = ["--ambient-caps=+dac_override"]
 CALLS = itertools.count()
@@ -16,7 +15,7 @@ SHADOWED = ("random", "json", "tempfile", "socket", "torch", "numpy", "transform
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6"]
 
 
-def typed_in(cli: Cli, cwd: str | bytes, *arguments: str, before: str = ":", after: str = "", **changed: str) -> Done:
+def typed_in(cli, cwd, *arguments, before=":", after="", **changed):
     """A command after `cd folder`, through a shell that does `before` it and closes or redirects with `after`."""
     done = subprocess.run(
         ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments],
@@ -31,7 +30,7 @@ def typed_in(cli: Cli, cwd: str | bytes, *arguments: str, before: str = ":", aft
 
 
 @pytest.fixture
-def shadows(tmp_path: Path) -> Path:
+def shadows(tmp_path):
     """A working directory with files named like modules that the training imports."""
     folder = tmp_path / "my project"
     folder.mkdir()

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from cli.command import COMMAND, Cli
+from cli.command import COMMAND
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.cli.printing import print_json
 
@@ -61,7 +61,7 @@ def test_columns_is_obeyed_on_a_terminal(cli):
     assert max(map(len, text.splitlines())) == 44 < widest
 
 
-def in_terminal(cli: Cli, *words: str, **environment: str) -> tuple[int, str]:
+def in_terminal(cli, *words, **environment):
     """Run a command with a terminal as all three streams; return its exit code and its output."""
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}

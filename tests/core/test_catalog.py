@@ -66,7 +66,7 @@ def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():
 STACK = {"torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "numpy"}
 
 
-def loaded(statement: str) -> set[str]:
+def loaded(statement):
     """The top-level modules a fresh interpreter has after `statement`."""
     program = f"{statement}; import sys; print(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,7 +6,6 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import devices
-from trainfast_runner.machine.devices import Machine as Seen
 from trainfast_runner.machine.devices import detect_machine
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
@@ -17,7 +16,7 @@ OTHER_MIG = "MIG-9f1c2a34-0000-5e3d-8b3a-2b7a4b0d0ac0"
 Versions = dict[str, str | None]
 
 
-def cut(uuid: str, *instances: str) -> Gpu:
+def cut(uuid, *instances):
     """A GPU in MIG mode with instances of these names."""
     parts = tuple(
         Gpu(name="A100 MIG 1g.10gb", uuid=name, memory_total=9728 * stand_in.MIB, memory_used=64, numbers=(7 + n, 0))
@@ -26,14 +25,14 @@ def cut(uuid: str, *instances: str) -> Gpu:
     return Gpu(name="A100", uuid=uuid, mig=True, instances=parts)
 
 
-def seen(variable: str | None, versions: Versions = CUDA, *gpus: Gpu, order: str | None = None) -> Seen:
+def seen(variable, versions=CUDA, *gpus, order=None):
     asked = {"CUDA_VISIBLE_DEVICES": variable, "CUDA_DEVICE_ORDER": order}
     environment = {name: value for name, value in asked.items() if value is not None}
     with stand_in.installed(Machine(list(gpus) or [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")])):
         return detect_machine(versions, environment=environment)
 
 
-def refused(machine: Seen) -> str:
+def refused(machine):
     """The one line of the refusal; a run that asks for the CPU is not refused."""
     assert (machine.device, machine.gpus) == ("cpu", ())
     assert machine.used_by("cpu:2").refusal is None

@@ -47,16 +47,9 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
     assert instance.memory_total_bytes == 10240 * stand_in.MIB
     assert [process.pid for process in instance.processes or []] == [42]
     read_fields = {
-        "index",
-        "uuid",
-        "name",
-        "t_ns",
-        "memory_used_bytes",
-        "memory_total_bytes",
-        "memory_free_bytes",
-        "processes",
+        "index", "uuid", "name", "t_ns", "memory_used_bytes", "memory_total_bytes", "memory_free_bytes", "processes",
         "compute_capability",
-    }
+    }  # fmt: skip
     assert {name for name in instance.__struct_fields__ if getattr(instance, name) not in (None, {})} == read_fields
     for name in ("power_w", "temperature_c", "sm_clock_mhz", "gpu_utilization_percent", "energy_mj"):
         assert missing[f"gpu3.{name}"] == "NVML reports this only for a whole GPU, not for a MIG instance"

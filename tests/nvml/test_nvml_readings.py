@@ -146,18 +146,10 @@ def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage):
     clocks = {1: garbage, 2: garbage}
     pairs = dict.fromkeys(("utilization", "pcie", "pcie_max"), (garbage, garbage))
     odd = Gpu(
-        **settings,
-        **pairs,
-        uuid="GPU-odd",
-        clocks=clocks,
-        max_clocks=clocks,
-        ecc=(garbage, garbage),
-        remapped=(garbage,) * 4,
-        compute_capability=(8, garbage),
-        energy_mj=garbage << 40,
-        memory_used=1 << 45,
+        **settings, **pairs, uuid="GPU-odd", clocks=clocks, max_clocks=clocks, ecc=(garbage, garbage),
+        remapped=(garbage,) * 4, compute_capability=(8, garbage), energy_mj=garbage << 40, memory_used=1 << 45,
         processes={0: 1, garbage: 1, 4242: 1 << 45},
-    )
+    )  # fmt: skip
     look = watch(Machine([odd, Gpu(uuid="GPU-sound")]))
     for at_s in range(7):
         (gpu, sound), missing = look(at_s)
@@ -178,17 +170,10 @@ def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage):
 def test_kind_h_unusual_readings_are_believed(watch):
     """A fan above its maximum, an overclocked GPU, a hot memory, a full one, a reason that this version cannot name."""
     gpu = Gpu(
-        uuid="GPU-0",
-        fan=104,
-        clocks={1: 3300, 2: 14001},
-        max_clocks={1: 3300, 2: 14001},
-        memory_temperature=108,
-        memory_used=81408 * MIB,
-        power_mw=1_450_000,
-        limit_mw=1_400_000,
-        reasons=0x8000000000000200,
+        uuid="GPU-0", fan=104, clocks={1: 3300, 2: 14001}, max_clocks={1: 3300, 2: 14001}, memory_temperature=108,
+        memory_used=81408 * MIB, power_mw=1_450_000, limit_mw=1_400_000, reasons=0x8000000000000200,
         energy_mj=1 << 42,
-    )
+    )  # fmt: skip
     [seen], missing = watch(Machine([gpu]))(0)
     assert missing == {}
     assert (seen.fan_percent, seen.sm_clock_mhz, seen.memory_clock_mhz) == (104, 3300, 14001)

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_tick, with_start, write_lines
-from still import Lock, a_live_ramp, a_live_run
+from still import a_live_ramp, a_live_run
 
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT
-from trainfast_runner.records.home import Home
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer, Reader
@@ -21,13 +20,13 @@ from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.terminal import textual_app
 
 
-def append(path: Path, *records: msgspec.Struct) -> None:
+def append(path, *records):
     with path.open("ab") as file:
         for record in records:
             file.write(msgspec.json.encode(record) + b"\n")
 
 
-def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Lock) -> None:
+def test_a_poll_gives_what_came_since_the_last(home, hold):
     directory = a_live_run(home, hold, steps=10)
     follower = Follower(directory)
     first = follower.poll()
@@ -43,7 +42,7 @@ def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Lock) -> None:
     assert follower.poll().steps[-1].step == 12
 
 
-def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Lock) -> None:
+def test_a_figure_out_of_bounds_makes_its_line_unreadable(home, hold):
     directory = a_live_run(home, hold, steps=20)
     damaged = [
         msgspec.structs.replace(a_step(21), data_ms=1e308),
@@ -55,7 +54,7 @@ def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Lock
     assert followed.unreadable_lines == 2
 
 
-def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(home: Home, hold: Lock) -> None:
+def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(home, hold):
     directory = a_live_ramp(home, hold, 24)
     follower = Follower(directory)
     first = follower.poll()
@@ -71,7 +70,7 @@ def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(ho
     assert held == set(range(min(held), max(held) + 1))
 
 
-def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Lock) -> None:
+def test_throughput_is_summed_when_every_rank_has_written_the_step(home, hold):
     ddp = {"strategy": "ddp", "devices": 2}
     directory = with_start(a_live_run(home, hold, steps=0, knobs=ddp), world_size=2)
     follower = Follower(directory)
@@ -84,12 +83,12 @@ def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, h
     assert len(snapshot.steps) == 3
 
 
-def bytes_read() -> int:
+def bytes_read():
     """By this process so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold: Lock) -> None:
+def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home, hold):
     directory = a_live_run(home, hold, steps=0)
     write_lines(directory / "steps.jsonl", [a_step(number, step_ms=1.0) for number in range(1, 20_001)])
     (directory / "output.log").write_text("".join(f"line {number}\n" for number in range(50_000)))
@@ -105,7 +104,7 @@ def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold:
     assert snapshot.log[-1] == "line 49999"
 
 
-def test_damage_and_holes_are_survived(home: Home) -> None:
+def test_damage_and_holes_are_survived(home):
     directory = a_run(home)
     (directory / "run.json").write_bytes(b"{")
     (directory / "telemetry.jsonl").write_bytes(b"\0" * 5000 + b"\n{}\n" + msgspec.json.encode(a_tick(1)) + b"\n")
@@ -121,14 +120,14 @@ def test_damage_and_holes_are_survived(home: Home) -> None:
     assert Follower(home.directory("never")).poll().state == "lost"
 
 
-def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Lock) -> None:
+def test_the_newest_live_run_goes_before_a_newer_ended_one(home, hold):
     assert newest_run(home) is None
     running = a_live_run(home, hold)
     a_run(home, "20261122-000000-tiny-llama-ffff")
     assert newest_run(home) == running
 
 
-def test_a_run_that_a_link_to_itself_makes_unreadable_for_root_too_is_not_the_newest(home: Home) -> None:
+def test_a_run_that_a_link_to_itself_makes_unreadable_for_root_too_is_not_the_newest(home):
     (unreadable := home.directory("20261123-000000-tiny-llama-0001")).mkdir(parents=True)
     (unreadable / "run.json").symlink_to("run.json")
     assert newest_run(home) is None
@@ -136,12 +135,12 @@ def test_a_run_that_a_link_to_itself_makes_unreadable_for_root_too_is_not_the_ne
     assert newest_run(home) == readable
 
 
-def test_the_reader_follows_and_stops_at_once(home: Home, hold: Lock) -> None:
+def test_the_reader_follows_and_stops_at_once(home, hold):
     directory = a_live_run(home, hold)
-    taken: list[Snapshot] = []
+    taken = []
     seen = threading.Event()
 
-    def post(snapshot: Snapshot) -> None:
+    def post(snapshot):
         taken.append(snapshot)
         if snapshot.run is not None and snapshot.ticks:
             seen.set()
@@ -156,10 +155,10 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Lock) -> None:
     assert not reader.is_alive(), "it does not wait for its period"
 
 
-def test_a_reader_that_breaks_says_so(home: Home) -> None:
-    errors: list[BaseException] = []
+def test_a_reader_that_breaks_says_so(home):
+    errors = []
 
-    def post(snapshot: Snapshot) -> None:
+    def post(snapshot):
         raise ZeroDivisionError
 
     reader = Reader(home, post, errors.append)
@@ -168,10 +167,10 @@ def test_a_reader_that_breaks_says_so(home: Home) -> None:
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
-def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
+def test_a_deleted_run_makes_room_for_the_newest(home):
     first = a_run(home, "20261121-000000-tiny-llama-0001")
     second = a_run(home, "20261121-000001-tiny-llama-0002")
-    seen: list[Path | None] = []
+    seen = []
     reader = Reader(home, lambda snapshot: seen.append(snapshot.run.directory if snapshot.run else None))
     reader.period_s = 0.05
     reader.start()
@@ -185,14 +184,14 @@ def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
     assert seen[-1] == first
 
 
-def test_only_the_newest_snapshot_counts() -> None:
+def test_only_the_newest_snapshot_counts():
     snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), has_read_home=True)
     taken = PostedMessage(SnapshotTaken(snapshot))
     assert taken.can_replace(PostedMessage(SnapshotTaken(snapshot)))
     assert not taken.can_replace(PostedMessage(TerminalLost()))
 
 
-def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu() -> None:
+def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu():
     pacer = Pacer()
     assert pacer.note(0.01) == SHORTEST_PERIOD_S
     assert pacer.words == ""
@@ -213,13 +212,13 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_trainin
     assert Pacer().note(0.01) == SHORTEST_PERIOD_S
 
 
-def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_hung_up_is_noticed(monkeypatch):
     left = threading.Event()
     lost = threading.Event()
-    ended: list[int] = []
+    ended = []
     monkeypatch.setattr(textual_app, "GRACE_S", 0.05)
 
-    def end(status: int) -> None:
+    def end(status):
         ended.append(status)
         left.set()
 

@@ -2,18 +2,14 @@
 
 import queue
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import a_run
 from still import CPU, FULL, MIDDLE, SMALL, a_snapshot, has, running
 from textual.events import Key
-from textual.pilot import Pilot
 from traced import Tracer
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -24,7 +20,7 @@ from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
 
 
-async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
+async def test_strategy_ddp_counts_every_rank(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         app.main.query_one(KnobPanel).move_to("strategy")
         app.session.set_next_run(app.session.next_run.with_value("strategy", "ddp"))
@@ -36,7 +32,7 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         assert app.knobs["strategy"] == "single", "space goes on at the first value"
 
 
-async def test_knobs_that_do_nothing_on_this_machine_stand_in_one_line(home: Home) -> None:
+async def test_knobs_that_do_nothing_on_this_machine_stand_in_one_line(home):
     async with running(home, a_snapshot(None), size=FULL, preset="tiny-llama") as (app, pilot):
         panel = app.main.query_one(KnobPanel)
         await pilot.until("do nothing here (/): kernels, allocator, pin_")
@@ -53,7 +49,7 @@ async def test_knobs_that_do_nothing_on_this_machine_stand_in_one_line(home: Hom
         assert "do nothing here" not in app.text
 
 
-async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) -> None:
+async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home):
     async with running(home, a_snapshot(None), size=FULL, preset="tiny-llama") as (app, pilot):
         for name, refused in (
             ("precision", {"tf32", "fp8"}),
@@ -82,7 +78,7 @@ async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) ->
         assert app.knobs["precision"] == "fp32"
 
 
-async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
+async def test_only_knobs_that_matter_to_the_strategy_are_listed(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         assert "pp_schedule" not in app.text
         app.session.set_next_run(
@@ -101,9 +97,9 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         assert "tp_degree" not in next_run.reset("strategy").spec.overrides
 
 
-def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_that_come_late_do_not_advise_another_preset(home, monkeypatch):
     monkeypatch.setattr(advice, "gather", lambda *_: Situation())
-    posted: queue.Queue[Any] = queue.Queue()
+    posted = queue.Queue()
     work = BackgroundWork(home, posted.put, None)
     work.gather_situation(next_run_from_preset("tiny-llama").spec, CPU)
     late = posted.get(timeout=60)
@@ -114,7 +110,7 @@ def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypat
     assert work.situation is not None
 
 
-async def test_advice_stands_beside_its_knob(home: Home) -> None:
+async def test_advice_stands_beside_its_knob(home):
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):
         assert "advice" not in app.text, "nothing to say about a batch of 8 on a CPU"
         await pilot.press("right")
@@ -126,7 +122,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
         assert "Try 1 first" in await pilot.press("right", "right")
 
 
-async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
+async def test_a_typed_value_is_checked_before_it_is_taken(home):
     async with running(home, a_snapshot(a_run(home)), size=SMALL) as (app, pilot):
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.press("enter", *"dense", "enter")
@@ -137,7 +133,7 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.knobs["attention"] == "auto"
 
 
-async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None:
+async def burst(pilot, knob, value, *keys):
     """Keys that arrive in one read, as they do over a slow link, until they have set the knob."""
     app = pilot.app
     for key in keys:
@@ -149,7 +145,7 @@ async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None
     pytest.fail(f"{keys} left {knob} at {app.session.next_run.text_of(knob)} and this screen:\n{app.text}")
 
 
-async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
+async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home):
     async with running(home, a_snapshot(a_run(home)), size=SMALL) as (app, pilot):
         # What comes after Enter is for the screen below; a refused text is mended by what follows it.
         await burst(pilot, "grad_accum", 4, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
@@ -160,7 +156,7 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         assert app.session.next_run.spec.preset == preset_choices()[0][0]
 
 
-async def test_presets_say_what_fits_and_fold_their_variants(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_presets_say_what_fits_and_fold_their_variants(home, monkeypatch):
     Tracer(lambda spec: spec.preset, "tiny-llama").stand_in(monkeypatch)
     async with running(home, a_snapshot(None), size=MIDDLE) as (app, pilot):
         app.session.machine = CPU
@@ -173,7 +169,7 @@ async def test_presets_say_what_fits_and_fold_their_variants(home: Home, monkeyp
         assert app.session.next_run.spec.name == "guide-single-gpu/accum"
 
 
-async def test_a_broken_preset_says_why_and_leaves_the_knobs(home: Home) -> None:
+async def test_a_broken_preset_says_why_and_leaves_the_knobs(home):
     user_directory().mkdir(parents=True, exist_ok=True)
     (user_directory() / "a-broken.toml").write_text("schema = 1\n[knobs\n")
     async with running(home, a_snapshot(a_run(home)), size=MIDDLE) as (app, pilot):
@@ -183,7 +179,7 @@ async def test_a_broken_preset_says_why_and_leaves_the_knobs(home: Home) -> None
         assert app.session.next_run == before
 
 
-async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_after_a_yes(home: Home, tmp_path: Path) -> None:
+async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_after_a_yes(home, tmp_path):
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("right", "w")
         presets = tmp_path / "config" / "trainfast-tui" / "presets"
@@ -204,7 +200,7 @@ async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_after_a_ye
         assert "cannot name a preset" in await pilot.press("w", *"a" * 300, "enter")
 
 
-async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: Home) -> None:
+async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home):
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         refusal = UserError("because " * 33 + "it is so", key="strategy", advice="strategy=ddp")
         # The smallest screen cuts a refusal, but not its cure.
@@ -222,7 +218,7 @@ async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: H
         assert app.screen is app.main
 
 
-async def test_the_name_of_a_preset_is_shown_as_plain_text(home: Home) -> None:
+async def test_the_name_of_a_preset_is_shown_as_plain_text(home):
     async with running(home, a_snapshot(None)) as (app, _):
         spec = replace(app.session.next_run.spec, preset="\x1b]0;owned\x07mine\n\x1b[31m")
         app.session.next_run = replace(app.session.next_run, spec=spec)

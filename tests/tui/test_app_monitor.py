@@ -1,22 +1,19 @@
 """The monitor: the machine for a person about to train."""
 
 import threading
-from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
-from still import Lock, a_live_run, a_snapshot, has, running, the_machine
+from still import a_live_run, a_snapshot, has, running, the_machine
 
 from trainfast_runner.machine.processes import Identity, ProcessRow
 from trainfast_runner.machine.telemetry.binding import library_failure
-from trainfast_runner.records.home import Home
 from trainfast_tui.live.reader import Reader
-from trainfast_tui.live.snapshot import Snapshot
 
 
-async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home: Home) -> None:
+async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home):
     async with running(home, ascii=True, size=(80, 24)) as (_, pilot):
         text = await pilot.monitor(the_machine(0))
         words = " ".join(text.split())
@@ -31,14 +28,14 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
         assert "No run yet" in await pilot.press("m")
 
 
-async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home: Home) -> None:
+async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home):
     async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.monitor(the_machine(0))
         text = await pilot.press("n")
         has(text, "first reading: memory", "B ┤")
 
 
-async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> None:
+async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home):
     ticks = [a_full_tick(second, 2) for second in range(80)]
     for second in range(60, 80):
         gone = a_gpu(1, error="GPU is lost", throttle_reasons=None)
@@ -50,7 +47,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "does not answer: GPU is lost" in await pilot.press("m"), "on the main screen as well"
 
 
-async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:
+async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home):
     """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
     # A cell of this axis is 0.93 s long, and this moment a third into one.
     seen = replace(the_machine(1), taken_ns=START_NS + 80 * S + S * 3 // 10)
@@ -67,7 +64,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
             assert ("17 %" in chart) == in_chart
 
 
-async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Lock) -> None:
+async def test_while_a_run_is_live_its_samples_are_shown(home, hold):
     directory = a_live_run(home, hold)
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(RAMP.stop)])
     async with running(home, size=(140, 40)) as (_, pilot):
@@ -75,7 +72,7 @@ async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Lock)
         has(text, "T GPU 0 throttled by heat", "looking at the processes")
 
 
-async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_terminal_without_colours_shows_every_screen(home, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(home, size=(120, 40)) as (app, pilot):
         assert "throttled by heat" in await pilot.monitor(the_machine())
@@ -87,12 +84,12 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
     assert app.return_code in (None, 0)
 
 
-def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> None:
+def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home):
     with_processes = threading.Event()
     without_processes = threading.Event()
     reader: Reader
 
-    def post(snapshot: Snapshot) -> None:
+    def post(snapshot):
         if snapshot.processes is not None:
             with_processes.set()
             reader.look_at_processes(False)
@@ -109,7 +106,7 @@ def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> 
         reader.stop()
 
 
-async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) -> None:
+async def test_what_a_process_calls_itself_is_text_and_nothing_else(home):
     nasty = ProcessRow(4000, Identity(4000, 5), "ev\x1b[31mil", False, "\x1b]0;owned\x07[bold]x[/] \x1b[2Jpython", 1.0)
     async with running(home, size=(160, 48)) as (_, pilot):
         text = await pilot.monitor(the_machine(1, rows=(nasty,)))
@@ -117,7 +114,7 @@ async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) 
     has(text, "evil", "[bold]x[/] python")
 
 
-async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
+async def seen(home, run, missing, *keys, gpus=0):
     tick = msgspec.structs.replace(a_tick(20, gpus=gpus, live=False), missing=missing)
     async with running(home, size=(160, 48)) as (app, pilot):
         snapshot = a_snapshot(run, ticks=(tick,))
@@ -129,7 +126,7 @@ async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus:
 
 
 @pytest.mark.parametrize(("code", "cure"), [(18, "reboot, or reload the nvidia kernel modules"), (4, "/dev/nvidia*")])
-async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> None:
+async def test_the_cure_is_on_both_screens(home, code, cure):
     run, missing = a_run(home), {"nvml": library_failure(code, "its name").sentence}
     main = await seen(home, run, missing)
     assert "no GPU: " in main
@@ -137,7 +134,7 @@ async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> 
     assert cure in await seen(home, run, missing, "m")
 
 
-async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
+async def test_no_driver_at_all_is_no_trouble(home):
     main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name").sentence})
     assert "no GPU" in main
     assert "libnvidia-ml" not in main

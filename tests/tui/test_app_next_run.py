@@ -5,16 +5,14 @@ from recorded import a_gpu, a_run
 from still import FULL, a_snapshot, running, shown
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import MachineSeen
 from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run
 
 
 @pytest.mark.parametrize("role", ["proof", "cold"])
-async def test_a_run_of_a_search_is_repeated_but_for_the_steps_that_the_search_set(home: Home, role: str) -> None:
+async def test_a_run_of_a_search_is_repeated_but_for_the_steps_that_the_search_set(home, role):
     knobs = {"batch_size": 37, "precision": "bf16", "steps": 10, "timing_warmup": 2}
     run = read_run_file(a_run(home, role=role, knobs=knobs))
     assert run is not None
@@ -25,7 +23,7 @@ async def test_a_run_of_a_search_is_repeated_but_for_the_steps_that_the_search_s
     assert again.is_changed("steps"), "from the run on the screen"
 
 
-async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
+async def test_a_knob_turned_away_and_back_is_no_override(home):
     written = next_run_from_preset("tiny-llama")
     for name in ("batch_size", "precision", "workers", "memory_limit", "devices", "lr", "steps"):
         turned = written.turn(name, 1)
@@ -37,7 +35,7 @@ async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
     assert repeated.spec.overrides == ("seq_len",)
     assert repeated.is_changed("batch_size"), "from the run on the screen"
     async with running(home, size=FULL, preset="tiny-llama") as (app, pilot):
-        started: list[RunSpec] = []
+        started = []
         app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)
         await pilot.show(a_snapshot(None))
         await pilot.press("right", "left", "r")
@@ -45,7 +43,7 @@ async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
         assert "•" not in app.text
 
 
-async def test_a_knob_of_a_script_turned_back_is_no_override(home: Home) -> None:
+async def test_a_knob_of_a_script_turned_back_is_no_override(home):
     flags = {"batch_size": "--bs", "grad_accum": "--accum"}
     script = ScriptPreset(
         command=("python", "train.py"), name="mine", framework="torch", flag_words=flags, knobs={"batch_size": 8}
@@ -59,7 +57,7 @@ async def test_a_knob_of_a_script_turned_back_is_no_override(home: Home) -> None
     assert back.reset("grad_accum").spec == written.spec
 
 
-async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:
+async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home):
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
     async with running(home) as (app, pilot):
         await pilot.press("enter")
@@ -70,7 +68,7 @@ async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_r
         assert "batch_size" not in app.knobs
 
 
-async def test_the_default_preset_follows_the_machine(home: Home) -> None:
+async def test_the_default_preset_follows_the_machine(home):
     gpu = a_gpu(0)
     async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
@@ -79,7 +77,7 @@ async def test_the_default_preset_follows_the_machine(home: Home) -> None:
     assert "there is no preset 'no-such-preset'" in text
 
 
-async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:
+async def test_the_next_run_starts_from_the_run_on_the_screen(home):
     _, app = await shown(home, a_snapshot(a_run(home, knobs={"batch_size": 32, "memory_limit": "2GiB"})))
     assert app.knobs["batch_size"] == 32
     assert app.knobs["devices"] is None, "the launcher's own choice is no setting"

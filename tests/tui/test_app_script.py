@@ -5,15 +5,11 @@ import shutil
 import sys
 import tomllib
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, running
-from textual.pilot import Pilot
+from still import FULL, SMALL, a_live_run, a_snapshot, has, running
 from textual.widgets import Input
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.running import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.panels.dialogs import YesDialog
@@ -35,7 +31,7 @@ pathlib.Path("trained").write_text("the training has begun")
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch):
     """A folder with a script, which is the current one."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -45,23 +41,23 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def patient_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_discovery(monkeypatch):
     """A script that does not reach its parser is ended by nothing but its screen."""
     monkeypatch.setattr(discovery, "discover", partial(discovery.discover, limit_s=600.0))
 
 
-def command(*arguments: str) -> str:
+def command(*arguments):
     """The command of the folder's script, as it is typed."""
     return shlex.join([sys.executable, "train.py", *arguments])
 
 
-async def typed(pilot: Pilot[Any], text: str) -> None:
+async def typed(pilot, text):
     """Type a line into the dialog in sight, in place of what stands there."""
     pilot.app.screen.query_one(Input).value = text
     await pilot.press("enter")
 
 
-async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
+async def looked_into(pilot, *arguments):
     """Press `o`, type the command, and wait for the flags of its script; the text of the screen."""
     await pilot.show(a_snapshot(None))
     await pilot.press("o")
@@ -69,7 +65,7 @@ async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
     return await pilot.until("stopped at the parser")
 
 
-async def to_knob(pilot: Pilot[Any], name: str) -> None:
+async def to_knob(pilot, name):
     """Move the cursor of the mapping to this knob."""
     screen = pilot.app.screen
     for _ in range(20):
@@ -80,7 +76,7 @@ async def to_knob(pilot: Pilot[Any], name: str) -> None:
         assert screen.current != before, f"{name} is not mapped"
 
 
-async def saved(pilot: Pilot[Any], name: str) -> None:
+async def saved(pilot, name):
     """Save the mapping as this preset, which becomes the next run."""
     await pilot.press("w")
     await typed(pilot, name)
@@ -88,7 +84,7 @@ async def saved(pilot: Pilot[Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_o_shows_a_scripts_flags_and_the_proposed_mapping(home: Home, work: Path, size: tuple[int, int]) -> None:
+async def test_o_shows_a_scripts_flags_and_the_proposed_mapping(home, work, size):
     async with running(home, size=size) as (_, pilot):
         text = await looked_into(pilot, "--bs", "8")
         has(text, "stopped at the parser: argparse, 6 flags", "▸ batch_size      --bs {}", "now 8")
@@ -99,7 +95,7 @@ async def test_o_shows_a_scripts_flags_and_the_proposed_mapping(home: Home, work
         assert not (work / "trained").exists(), "nothing of the training ran"
 
 
-async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:
+async def test_without_a_command_the_screen_says_what_to_do(home, work):
     async with running(home, size=SMALL) as (app, pilot):
         text = await pilot.press("o", "escape")
         assert "Enter types its command." in text
@@ -120,9 +116,7 @@ async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Pa
         (f"{sys.executable} trian.py", "there is no script trian.py; did you mean train.py?"),
     ],
 )
-async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
-    home: Home, work: Path, line: str, refusal: str
-) -> None:
+async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(home, work, line, refusal):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, line)
@@ -130,7 +124,7 @@ async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
         assert app.screen.query(Input), "the dialog stays"
 
 
-async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
+async def test_mapping_is_corrected_by_keyboard(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         await pilot.press("enter")
@@ -164,9 +158,7 @@ async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
-    home: Home, work: Path, size: tuple[int, int]
-) -> None:
+async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(home, work, size):
     async with running(home, size=size) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -192,7 +184,7 @@ async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
         assert "your script: train.py" in await pilot.press("p")
 
 
-async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Path) -> None:
+async def test_both_searches_and_r_ask_first_about_a_script(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -209,7 +201,7 @@ async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Pa
         assert "each trial is a process of its own" in " ".join(text.split())
         assert "Enter starts the search; Esc goes back." in text
         await pilot.press("escape")
-        started: list[Any] = []
+        started = []
         app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)
         await pilot.press("r")
         assert isinstance(app.screen, YesDialog)
@@ -222,7 +214,7 @@ async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Pa
         assert started[0].script.command[-1] == "train.py"
 
 
-async def test_a_script_that_fails_says_why_and_its_command_looks_again(home: Home, work: Path) -> None:
+async def test_a_script_that_fails_says_why_and_its_command_looks_again(home, work):
     (work / "train.py").write_text("raise RuntimeError('no data here')\n")
     async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
         await pilot.press("o")
@@ -236,9 +228,7 @@ async def test_a_script_that_fails_says_why_and_its_command_looks_again(home: Ho
 
 @pytest.mark.usefixtures("patient_discovery")
 @pytest.mark.parametrize("key", ["escape", "c"])
-async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(
-    home: Home, work: Path, hold: Lock, key: str
-) -> None:
+async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(home, work, hold, key):
     (work / "train.py").write_text("import time\ntime.sleep(600)\n")
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("o")
@@ -254,7 +244,7 @@ async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(
         assert not thread.is_alive()
 
 
-async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: Home, work: Path) -> None:
+async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         shutil.rmtree(work)

@@ -1,14 +1,12 @@
 """A batch search on the screen: how it is drawn, paused, cancelled and left, and its answer applied."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
-from still import MIDDLE, NOW_S, SMALL, Lock, has, running
+from still import MIDDLE, NOW_S, SMALL, has, running
 
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.home import PAUSE_FILE, Home
+from trainfast_runner.records.home import PAUSE_FILE
 from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun
 from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
@@ -17,7 +15,7 @@ from trainfast_tui.next_run.sources import next_run_from_script
 
 
 @pytest.mark.parametrize(("keys", "batch_size"), [((), 40), (("down", "down"), 42)])
-async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple[str, ...], batch_size: int) -> None:
+async def test_enter_applies_the_answer_under_the_cursor(home, keys, batch_size):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.opened(a_search(home, answered()))
         await pilot.press(*keys)
@@ -26,7 +24,7 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple
         assert app.knobs["batch_size"] == batch_size
 
 
-async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) -> None:
+async def test_a_size_that_its_confirmation_run_refuted_is_marked(home):
     *tried, confirmation, last, ended = answered()
     refuting = ConfirmationRun(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
     async with running(home, size=MIDDLE) as (_, pilot):
@@ -36,11 +34,11 @@ async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) ->
         assert text.count("  fits") == 2
 
 
-async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
+async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home, live_search):
     sizes = range(101, 161)
     tried = [a_probe(size, at=6) for size in sizes]
 
-    def seen_sizes(text: str) -> set[int]:
+    def seen_sizes(text):
         return {size for size in sizes if f"\n●   {size} " in text}
 
     async with running(home, size=SMALL) as (app, pilot):
@@ -63,7 +61,7 @@ async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(h
         assert seen_sizes(app.text) == newest
 
 
-async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
+async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home):
     async with running(home, size=MIDDLE) as (app, pilot):
         text = await pilot.opened(a_search(home, nothing_fits()))
         has(text, "✗ batch_size 1 does not fit: 75.0 MiB too much")
@@ -73,9 +71,7 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
         assert app.knobs["precision"] == "bf16"
 
 
-async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
-    home: Home, live_search: Path, cancelled: list[Path]
-) -> None:
+async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(home, live_search, cancelled):
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(live_search)
         await pilot.press("s")
@@ -94,7 +90,7 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
         assert app.screen is app.main
 
 
-async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_search: Path) -> None:
+async def test_space_pauses_after_the_probe_and_again_goes_on(home, live_search):
     async with running(home, size=MIDDLE) as (_, pilot):
         await pilot.opened(live_search)
         await pilot.press("space")
@@ -110,9 +106,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
 
 
 @pytest.mark.parametrize("key", ["b", "escape"])
-async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
-    home: Home, live_search: Path, key: str
-) -> None:
+async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(home, live_search, key):
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(live_search)
         await pilot.press(key)
@@ -127,7 +121,7 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         )
 
 
-def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home: Home, conduct: Lock) -> None:
+def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home, conduct):
     assert newest_search(home) is None
     live = a_search(home, going_on())
     assert newest_search(home) is None, "of another boot, where nobody knows what the machine was"
@@ -138,7 +132,7 @@ def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home:
     assert newest_search(home) == live
 
 
-async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home: Home) -> None:
+async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home):
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(a_search(home, answered()))
         app.session.next_run = app.session.next_run.with_value("seq_len", "256")
@@ -147,7 +141,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         assert "the search had other knobs" in app.text
 
 
-async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -> None:
+async def test_enter_applies_an_answer_to_the_preset_of_its_search(home):
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(a_search(home, answered()))

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
-from still import MIDDLE, SMALL, Conducted, has, running
+from still import MIDDLE, SMALL, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
@@ -13,7 +13,7 @@ from trainfast_tui.text.format import line_text
 from trainfast_tui.text.search_words import state_words
 
 
-async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:
+async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home, conducted):
     ranks = [RankPeaks(rank=rank, phase_peaks={"forward_backward": 290 * MIB}) for rank in range(2)]
     lines = [
         asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
@@ -29,7 +29,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home
     has(text, "python 4711 of another user took 2.00 GiB", "fits, rank 1 fullest")
 
 
-async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conducted: Conducted) -> None:
+async def test_what_is_not_predicted_is_shown_for_the_whole_search(home, conducted):
     reason = "no prediction (the tracer cannot follow this model: aten.nonzero); sizes are found by trying them"
     search = conducted([asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
     async with running(home, size=SMALL) as (_, pilot):
@@ -38,9 +38,7 @@ async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, c
     assert text.count("  fits") == 2
 
 
-async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_after_it(
-    home: Home, conducted: Conducted
-) -> None:
+async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_after_it(home, conducted):
     waiting = Waiting(t_ns=START_NS + 14 * S, run_id="20261121-080200-gpt2-0a0a")
     search = conducted([*going_on(), waiting])
     async with running(home, size=MIDDLE) as (_, pilot):
@@ -52,7 +50,7 @@ async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_af
         has(text, "● probing: batch_size 42", "  2 s; limit")
 
 
-def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:
+def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home):
     *lines, ended = answered()
     widths = BatchWidths(narrowest=31, widest=48)
     answer = replace(ended.answer, widths=widths, widths_note="a wider batch needs more memory")
@@ -62,7 +60,7 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
     assert "a wider batch needs more memory" in text
 
 
-def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(home: Home) -> None:
+def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(home):
     *tried, ended = answered()
     ranked = replace(ended.answer, samples_per_s=14.8)
     found = []

@@ -5,14 +5,10 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO
 
-import pytest
 from recorded import START_NS, S, a_run, own_supervisor, write_lines
-from still import Lock
 
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import RESULT_FILE, shared_lock
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
@@ -22,17 +18,15 @@ from trainfast_tui.cli.launching import LOOK_EVERY_S, follow
 from trainfast_tui.cli.signals import Signals
 
 
-def test_a_run_whose_result_is_still_being_written_is_waited_for(
-    home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_result_is_still_being_written_is_waited_for(home, hold, monkeypatch):
     directory = a_run(home, state="oom")
     result = (directory / RESULT_FILE).read_bytes()
     (directory / RESULT_FILE).unlink()
     hold(directory)
     write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="oom")])
-    looks: list[float] = []
+    looks = []
 
-    def written_meanwhile(seconds: float) -> None:
+    def written_meanwhile(seconds):
         if seconds == LOOK_EVERY_S:
             looks.append(seconds)
             (directory / RESULT_FILE).write_bytes(result)
@@ -52,7 +46,7 @@ while True:
 """
 
 
-def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_when_asked(home: Home) -> None:
+def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_when_asked(home):
     directory, signals = a_run(home, with_result=False), Signals()
     with shared_lock(directory) as lock:
         rank = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, pass_fds=[lock], text=True)
@@ -64,7 +58,7 @@ def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_whe
         gone = Event(t_ns=START_NS, kind="supervisor", pid=1, start_ticks=1)
         write_lines(directory / "events.jsonl", [gone])
 
-        def press_again_once_asked(answers: IO[str]) -> None:
+        def press_again_once_asked(answers):
             answers.readline()
             signals.receive(signal.SIGINT, None)
 

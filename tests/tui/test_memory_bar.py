@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import GIB, MIB, a_run
 from rich.cells import cell_len
-from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, running
+from still import FULL, SMALL, a_fit, a_live_run, a_snapshot, running
 
 from trainfast_runner.memory.headroom import AvailableMemory
-from trainfast_runner.records.home import Home
 from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, PART_SIGNS, Predictions, memory_lines
 from trainfast_tui.text.device_lines import bar
@@ -22,7 +21,7 @@ LIMITED = AvailableMemory(2 * GIB, "memory_limit", from_memory_limit=True)
 FITS = a_fit(1400, LIMITED, max_batch=16, **PARTS)
 
 
-def shown(view: NextRunMemory, size: tuple[int, int] = FULL) -> list[str]:
+def shown(view, size=FULL):
     """The bar's lines as wide as the panel is on a screen of that size."""
     lines = memory_lines(view, PANEL[size], size[1])
     texts = ["".join(text for text, _ in line).rstrip() for line in lines]
@@ -30,7 +29,7 @@ def shown(view: NextRunMemory, size: tuple[int, int] = FULL) -> list[str]:
     return texts
 
 
-def test_the_prediction_stands_by_category_against_the_limit() -> None:
+def test_the_prediction_stands_by_category_against_the_limit():
     title, bar, *legend, total, left = shown(NextRunMemory(FITS))
     assert title.startswith("memory at its peak: forward and backward ")
     assert len(bar) == 46
@@ -44,7 +43,7 @@ def test_the_prediction_stands_by_category_against_the_limit() -> None:
     assert left == "648 MiB left  batch_size up to 16"
 
 
-def test_what_is_not_trained_has_signs_and_words_of_its_own() -> None:
+def test_what_is_not_trained_has_signs_and_words_of_its_own():
     _, bar, *legend, _, _ = shown(
         NextRunMemory(a_fit(1400, LIMITED, max_batch=16, params=100, frozen=500, quantized=800))
     )
@@ -53,7 +52,7 @@ def test_what_is_not_trained_has_signs_and_words_of_its_own() -> None:
     assert "╲ quantized 800 MiB" in "".join(legend)
 
 
-def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
+def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar():
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(NextRunMemory(large))
     assert lines[1][23] == "┃"
@@ -63,7 +62,7 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
 
 
-def test_in_ascii_every_category_has_its_own_sign() -> None:
+def test_in_ascii_every_category_has_its_own_sign():
     lines = [to_ascii(line) for line in shown(NextRunMemory(FITS))]
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]
@@ -72,7 +71,7 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
     assert len({to_ascii(sign) for sign in signs}) == len(signs)
 
 
-def test_a_context_counts_where_the_room_is_the_device_s() -> None:
+def test_a_context_counts_where_the_room_is_the_device_s():
     free = AvailableMemory(2 * GIB, "free on GPU 0", with_context=True)
     on_gpu = a_fit(1400, free, max_batch=16, context=512, **PARTS)
     lines = shown(NextRunMemory(on_gpu))
@@ -83,7 +82,7 @@ def test_a_context_counts_where_the_room_is_the_device_s() -> None:
     assert (shown(NextRunMemory(on_gpu), SMALL))[0] == "1.37 GiB + context of 2.00 GiB"
 
 
-async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
+async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home):
     async with running(home, ascii=True) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(Predictions)
@@ -98,7 +97,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-async def test_a_run_s_prediction_stands_beside_its_measurement(home: Home, hold: Lock, is_live: bool) -> None:
+async def test_a_run_s_prediction_stands_beside_its_measurement(home, hold, is_live):
     predicted = {"predicted_bytes": 400 * MIB}
     directory = a_live_run(home, hold, **predicted) if is_live else a_run(home, **predicted)
     async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
@@ -107,11 +106,11 @@ async def test_a_run_s_prediction_stands_beside_its_measurement(home: Home, hold
         assert words in await pilot.press("right"), "the next run is another one"
 
 
-def text(share: float | None, width: int) -> str:
+def text(share, width):
     return "".join(part for part, _ in bar(share, width))
 
 
-def test_a_bar_knows_eighths_and_ascii() -> None:
+def test_a_bar_knows_eighths_and_ascii():
     assert text(0.5, 8) == "████····"
     assert text(1 / 16, 8) == "▌·······"
     assert text(None, 4) == "····"
@@ -121,5 +120,5 @@ def test_a_bar_knows_eighths_and_ascii() -> None:
 
 
 @given(st.none() | st.floats(allow_nan=False), st.integers(0, 50))
-def test_a_bar_is_exactly_as_wide_as_asked(share: float | None, width: int) -> None:
+def test_a_bar_is_exactly_as_wide_as_asked(share, width):
     assert cell_len(text(share, width)) == cell_len(to_ascii(text(share, width))) == width

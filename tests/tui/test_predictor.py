@@ -3,18 +3,16 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, with_start, write_lines
-from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
+from still import CPU, MIDDLE, a_live_run, a_snapshot, running
 from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
@@ -27,12 +25,12 @@ from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
 
 
 @pytest.fixture
-def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+def tracer(monkeypatch):
     """Knows models by their sequence length."""
     return Tracer(lambda spec: spec.knobs["seq_len"], 128).stand_in(monkeypatch)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition):
     """Until it holds; a deadline says what never came."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -43,22 +41,22 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class Answers:
     """Messages that a predictor posts, in order."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home):
         self._posted: queue.Queue[object] = queue.Queue()
         self.predictor = Predictor(self._posted.put, None, home)
 
-    def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
+    def ask(self, *settings, free_bytes=4 * GIB, may_trace=True):
         self.predictor.request(
             background_work.PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace)
         )
 
-    def next(self) -> NextRunMemory:
+    def next(self):
         message = self._posted.get(timeout=60)
         assert isinstance(message, NextRunPredicted), message
         return message.memory
 
 
-def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, tracer: Tracer) -> None:
+def test_a_model_that_was_traced_before_is_answered_without_a_trace(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
     found = answers.next().fit
@@ -71,7 +69,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, 
     assert tracer.traced == []
 
 
-def test_an_unknown_model_is_traced_and_then_answered(home: Home, tracer: Tracer) -> None:
+def test_an_unknown_model_is_traced_and_then_answered(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     view = answers.next()
@@ -82,7 +80,7 @@ def test_an_unknown_model_is_traced_and_then_answered(home: Home, tracer: Tracer
     assert tracer.traced == [64]
 
 
-def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home: Home, tracer: Tracer) -> None:
+def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None
@@ -92,7 +90,7 @@ def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home: Home
     assert tracer.traced == [64], "it is the same trace"
 
 
-def test_a_known_model_is_answered_while_another_is_traced(home: Home, tracer: Tracer) -> None:
+def test_a_known_model_is_answered_while_another_is_traced(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -100,7 +98,7 @@ def test_a_known_model_is_answered_while_another_is_traced(home: Home, tracer: T
     assert answers.next().spec.knobs["batch_size"] == 2
 
 
-def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home: Home, tracer: Tracer) -> None:
+def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -113,7 +111,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home: H
     assert answers.next().fit is not None
 
 
-def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
+def test_a_run_that_starts_ends_the_trace(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -126,7 +124,7 @@ def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
     wait_for(lambda: tracer.traced == [64, 64])
 
 
-def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: Home, tracer: Tracer) -> None:
+def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home, tracer):
     tracer.refusal = UserError("the tracer does not follow its kernels")
     tracer.go.set()
     answers = Answers(home)
@@ -139,7 +137,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: 
     assert tracer.traced == [64]
 
 
-def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home, tracer: Tracer) -> None:
+def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=128", "memory_limit=64MiB")
     found = answers.next().fit
@@ -149,7 +147,7 @@ def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home
     assert (found.available, found.max_batch) == (None, None)
 
 
-def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Lock) -> None:
+def test_what_a_live_run_holds_is_free_again_for_the_next_one(home, hold):
     gpus = (a_gpu(0), a_gpu(1))
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
@@ -165,7 +163,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     assert live.free_bytes > (tick.host.memory_available_bytes or 0), "the run's own memory counts as free"
 
 
-async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(home: Home, hold: Lock) -> None:
+async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(home, hold):
     ended = a_snapshot(a_run(home))
     async with running(home, ended, size=MIDDLE) as (app, pilot):
         requests = app.session.requests
@@ -183,7 +181,7 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(h
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home, hold: Lock, device: str) -> None:
+async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home, hold, device):
     """But not on a GPU, where a trace is a process with memory of its own."""
     gpus = (DeviceReading(index=0, uuid="GPU-0", memory_free_bytes=78 * GIB),) if device == "cuda" else ()
     live = a_live_run(home, hold)
@@ -194,17 +192,17 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home,
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
-def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_facts_are_gathered_while_a_search_measures(home, monkeypatch):
     go = threading.Event()
 
-    def gather(*_: object) -> Situation:
+    def gather(*_):
         go.wait(60)
         return Situation()
 
     monkeypatch.setattr(advice, "gather", gather)
     Tracer(lambda spec: "any", "any").stand_in(monkeypatch)
     monkeypatch.setattr(BackgroundWork, "_keep_standby", lambda *_, **__: None)
-    posted: queue.Queue[object] = queue.Queue()
+    posted = queue.Queue()
     work = BackgroundWork(home, posted.put, None)
     next_run = next_run_from_preset("tiny-llama")
     snapshot = a_snapshot(a_run(home))

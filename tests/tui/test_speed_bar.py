@@ -8,7 +8,6 @@ from recorded import MIB
 from still import FULL, SMALL, a_fit, a_snapshot, has, running
 
 from trainfast_runner.memory.headroom import AvailableMemory
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, next_run_from_preset
@@ -19,19 +18,19 @@ SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
 PREDICTED = NextRunSpeed(SPEED)
 
 
-def shown(view: NextRunSpeed, size: tuple[int, int] = FULL) -> str:
+def shown(view, size=FULL):
     """The line as wide as the panel is on a screen of that size."""
     text = "".join(text for text, _ in speed_line(view, PANEL[size])).rstrip()
     assert len(text) <= PANEL[size], text
     return text
 
 
-def test_a_prediction_is_shown_with_its_interval() -> None:
+def test_a_prediction_is_shown_with_its_interval():
     assert shown(PREDICTED) == "predicted 14.2 samples/s (12.9 to 15.6)"
     assert shown(PREDICTED, SMALL) == "14.2 samples/s (12.9 to 15.6)"
 
 
-def test_turned_knobs_show_the_change() -> None:
+def test_turned_knobs_show_the_change():
     faster = msgspec.structs.replace(PREDICTED, reference_samples_per_s=10.0)
     assert shown(faster) == "predicted 14.2/s, +42.0 % from 10.0/s"
     assert shown(faster, SMALL) == "14.2/s, +42.0 % from 10.0"
@@ -42,14 +41,14 @@ def test_turned_knobs_show_the_change() -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[int, int]) -> None:
+async def test_the_main_screen_shows_speed_below_memory(home, size):
     async with running(home, size=size) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
         text = await pilot.post(NextRunPredicted(NextRunMemory(reason="tracing the model…"), PREDICTED))
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")
 
 
-def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None:
+def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run():
     next_run = next_run_from_preset("tiny-llama")
     assert next_run.reference_spec() is None
     turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")

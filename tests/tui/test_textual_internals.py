@@ -3,13 +3,12 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from textual import _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
 from textual.widget import Widget
@@ -21,11 +20,11 @@ from trainfast_tui.terminal.textual_app import TerminalApp
 
 
 class Words(TerminalApp):
-    def compose(self) -> ComposeResult:
+    def compose(self):
         yield Static("before", id="words")
 
 
-def test_every_private_part_is_there() -> None:
+def test_every_private_part_is_there():
     for cls, fields in (
         (_compositor.ChopsUpdate, {"chops", "spans", "chop_ends"}),
         (_compositor.LayoutUpdate, {"strips"}),
@@ -52,9 +51,7 @@ def test_every_private_part_is_there() -> None:
         (True, cells.ChopsUpdate, cells.LayoutUpdate, _xterm_parser.XTermParser),
     ],
 )
-async def test_the_compositor_makes_our_updates_unless_output_is_plain(
-    plain: bool, partial: type, whole: type, parser: type
-) -> None:
+async def test_the_compositor_makes_our_updates_unless_output_is_plain(plain, partial, whole, parser):
     try:
         shown = Words(plain_output=plain)
         textual_app.install(linux_driver.LinuxDriver, plain=plain)
@@ -82,7 +79,7 @@ OWN_OF_TEXTUAL = {
 """Private attributes and methods that Textual's own classes have on every widget, screen or app."""
 
 
-def private_names(tree: ast.Module) -> Iterator[str]:
+def private_names(tree):
     """Private modules imported, private attributes of other objects, and those that a class has from Textual."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     for node in ast.walk(tree):
@@ -96,7 +93,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 yield node.attr
 
 
-def test_no_file_outside_terminal_names_a_private_part() -> None:
+def test_no_file_outside_terminal_names_a_private_part():
     package = Path(trainfast_tui.__file__).parent
     found = {
         f"{path.relative_to(package)}: {name}"

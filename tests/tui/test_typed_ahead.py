@@ -6,10 +6,10 @@ from textual.events import Key
 from trainfast_tui.terminal.textual_app import KeyReader, after_escape
 
 
-def keys_of(*reads: str) -> list[str]:
+def keys_of(*reads):
     """The typed keys by name: an `alt+` key as the two it stands for."""
     reader = KeyReader()
-    names: list[str] = []
+    names = []
     for read in reads:
         for event in reader.feed(read):
             assert isinstance(event, Key)
@@ -22,13 +22,13 @@ def keys_of(*reads: str) -> list[str]:
     ("typed", "name"),
     [*zip("\r 1-=?/", ["enter", "space", "1", "minus", "equals_sign", "question_mark", "slash"], strict=True)],
 )
-def test_esc_is_kept_before_every_key(typed: str, name: str) -> None:
+def test_esc_is_kept_before_every_key(typed, name):
     assert keys_of(f"\x1b{typed}") == ["escape", name]
     assert keys_of("\x1b", typed) == ["escape", name], "in two reads of one moment"
     assert keys_of(f"j\x1b{typed}k") == ["j", "escape", name, "k"]
 
 
-def test_a_key_typed_after_escape_has_its_character() -> None:
+def test_a_key_typed_after_escape_has_its_character():
     for name, sign in (("alt+q", "q"), ("alt+shift+q", "Q"), ("alt+1", "1"), ("alt+space", " "), ("alt+slash", "/")):
         later = after_escape(Key(name, None))
         assert later.character == sign
@@ -36,6 +36,6 @@ def test_a_key_typed_after_escape_has_its_character() -> None:
         assert after_escape(Key(name, None)) is None
 
 
-def test_sequences_of_the_terminal_stay_what_they_are() -> None:
+def test_sequences_of_the_terminal_stay_what_they_are():
     assert keys_of("\x1b[A", "\x1bOP", "\x1b[1;5C", "\x1b", "[B") == ["up", "f1", "ctrl+right", "down"]
     assert [type(event).__name__ for event in KeyReader().feed("\x1b[200~a b\x1b[201~x")] == ["Paste", "Key"]

@@ -23,16 +23,9 @@ TINY = {"llama": llama(), "bert": llama(family="bert", hidden_dropout_prob=0.0, 
 SOURCES = {"kind": "files", "paths": sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))}
 """A megabyte of the 8 MB that `data.kind=text` reads: its tokens take a second, not ten."""
 KNOBS = {
-    "precision": "fp32",
-    "batch_size": 8,
-    "grad_accum": 1,
-    "seq_len": 32,
-    "lr": 5e-3,
-    "steps": 6,
-    "timing_warmup": 2,
-    "strategy": "single",
-    "seed": 7,
-}
+    "precision": "fp32", "batch_size": 8, "grad_accum": 1, "seq_len": 32, "lr": 5e-3, "steps": 6, "timing_warmup": 2,
+    "strategy": "single", "seed": 7,
+}  # fmt: skip
 
 
 @dataclass
@@ -65,16 +58,9 @@ def _lines(path):
 
 
 LONG = [
-    "compile",
-    "ddp",
-    "engines",
-    "images_and_seq2seq",
-    "larger_than_a_device",
-    "optimizers",
-    "pipeline",
-    "sharded",
+    "compile", "ddp", "engines", "images_and_seq2seq", "larger_than_a_device", "optimizers", "pipeline", "sharded",
     "zero",
-]
+]  # fmt: skip
 """Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 

@@ -8,26 +8,13 @@ import pytest
 import torch
 
 VIT = {
-    "family": "vit",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": 3,
-}
+    "family": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8, "num_labels": 3,
+}  # fmt: skip
 T5 = {
-    "family": "t5",
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 1,
-    "num_decoder_layers": 1,
-    "num_heads": 2,
-    "vocab_size": 1024,
-    "dropout_rate": 0.0,
-}
+    "family": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2,
+    "vocab_size": 1024, "dropout_rate": 0.0,
+}  # fmt: skip
 JPEG = {"kind": "jpeg", "objective": "image-classification"}
 VISION = {"model": VIT, "data": JPEG, "batch_size": 8, "lr": 1e-3, "steps": 5}
 

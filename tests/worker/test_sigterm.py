@@ -30,7 +30,7 @@ ON_THE_SECOND_GPU = """
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_the_sigterm_thread_asks_its_own_ranks_gpu() -> None:
+def test_the_sigterm_thread_asks_its_own_ranks_gpu():
     """Anything it asks CUDA elsewhere makes a context, of hundreds of MiB, on another rank's GPU."""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(ON_THE_SECOND_GPU)], capture_output=True, text=True, timeout=120

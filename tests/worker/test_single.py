@@ -51,20 +51,10 @@ def test_what_ran_is_read_from_the_live_objects(train):
     assert run.record("started")["world_size"] == 1
     actual = run.record("actual")
     expected = {
-        "wrapper": "none",
-        "optimizer": "AdamW",
-        "optimizer_implementation": "loop",
-        "param_dtype": "float32",
-        "compute_dtype": "float32",
-        "reduce_dtype": None,
-        "attention": "sdpa",
-        "world_size": 1,
-        "device": "cpu",
-        "compiled": False,
-        "layers": 2,
-        "hidden_size": 64,
-        "vocab_size": 1024,
-    }
+        "wrapper": "none", "optimizer": "AdamW", "optimizer_implementation": "loop", "param_dtype": "float32",
+        "compute_dtype": "float32", "reduce_dtype": None, "attention": "sdpa", "world_size": 1, "device": "cpu",
+        "compiled": False, "layers": 2, "hidden_size": 64, "vocab_size": 1024,
+    }  # fmt: skip
     assert {name: actual[name] for name in expected} == expected
     multiplied = actual["parameters"] - 1024 * 64
     assert actual["model_flops_per_sample"] == 32 * (6 * multiplied + 6 * 2 * 64 * 2 * 32)

@@ -28,15 +28,9 @@ SMALL = (
     *("seq_len=64", "lr=1e-3", "model.attention_dropout=0.1"),
 )
 AS_FIRST = {
-    "batch_size": 8,
-    "grad_accum": 1,
-    "workers": 0,
-    "prefetch": 2,
-    "checkpointing": "off",
-    "optimizer": "adamw",
-    "precision": "fp32",
-    "attention": "sdpa",
-}
+    "batch_size": 8, "grad_accum": 1, "workers": 0, "prefetch": 2, "checkpointing": "off", "optimizer": "adamw",
+    "precision": "fp32", "attention": "sdpa",
+}  # fmt: skip
 FIRST_RAN = {
     "optimizer": "AdamW",
     "optimizer_implementation": "loop",
@@ -210,16 +204,9 @@ def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start):
 def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
     memory = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), peak)
     return {
-        "step": step,
-        "warmup": warmup,
-        "loss": loss,
-        "step_ms": 10.0 * step,
-        "data_ms": 1.0 * step,
-        "optimizer_ms": 0.5 * step,
-        "samples": 2,
-        "tokens": tokens,
-        **memory,
-    }
+        "step": step, "warmup": warmup, "loss": loss, "step_ms": 10.0 * step, "data_ms": 1.0 * step,
+        "optimizer_ms": 0.5 * step, "samples": 2, "tokens": tokens, **memory,
+    }  # fmt: skip
 
 
 def test_a_loss_that_is_not_finite_fails_its_trial():

@@ -12,11 +12,10 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.best.decide import BestState
 from trainfast_runner.search.best.question import MAX_CANDIDATES, Survey, enumerate_space, unneeded_levers, vary_of
-from trainfast_runner.search.best_journal import BestLine, Space
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 
 from .synthetic import trial
 
@@ -26,12 +25,12 @@ INSTALLED = dict.fromkeys(("torch", "transformers", "accelerate", "torchao", "li
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
 
 
-def survey(*settings: str) -> Survey:
+def survey(*settings):
     """Tiny-llama with these settings on two cores, checked by the compatibility rules."""
     return Survey(resolve("tiny-llama", list(settings)), CPU, lambda spec: check(Facts(spec, CPU, {}, {}, "")))
 
 
-def vary(**asked: object) -> dict[str, list]:
+def vary(**asked):
     return vary_of(survey(), {name: list(values) for name, values in asked.items()}, 32)[0]  # type: ignore[call-overload]
 
 
@@ -89,7 +88,7 @@ def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named()
 def test_refused_candidate_names_no_option_of_the_command_line():
     refusal = UserError("no such device", advice="another device", option="--set devices=1")
 
-    def refuse(spec: RunSpec) -> None:
+    def refuse(spec):
         raise refusal
 
     space = enumerate_space(replace(survey(), check=refuse), {"lr": [0.1]}, None)
@@ -175,7 +174,7 @@ def test_a_knob_that_decides_no_speed_cannot_be_varied(name):
     assert refused.value.key == name
 
 
-def on_an_h100(preset: str) -> Survey:
+def on_an_h100(preset):
     config = {"model_type": "llama", "vocab_size": 4096}
     spec = resolve(preset, [])
     return Survey(spec, H100, lambda run: check(Facts(run, H100, config, INSTALLED, "")))
@@ -201,7 +200,7 @@ def test_all_levers_of_a_gpu_are_varied_within_the_limit(preset):
     assert len({(*one.knobs.items(),) for one in space.candidates}) == len(space.candidates)
 
 
-def best_plan_of(own: Survey, batch: int) -> question.BestPlan:
+def best_plan_of(own, batch):
     vary, left_alone = vary_of(own, {}, batch)
     space = enumerate_space(own, vary, batch, in_stages=True)
     asked = replace_fields(question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True)
@@ -234,7 +233,7 @@ def test_a_space_of_stages_grows_around_a_new_leader_and_around_what_needs_least
     numbers = [one.knobs for one in space.candidates]
     won, smaller = (numbers.index(knobs | one) for one in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2}))
 
-    def center(*lines: BestLine, space: Space = space) -> int | None:
+    def center(*lines, space=space):
         return BestState([plan.question, space, *lines], 0.0).next_center
 
     assert center() is None

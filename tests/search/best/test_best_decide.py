@@ -10,7 +10,7 @@ from benchmarks.best_fit_spaces import LaunchBound, Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
-from trainfast_runner.search.best_journal import BestLine, ProcessReady, Space, StepProfile
+from trainfast_runner.search.best_journal import ProcessReady, Space, StepProfile
 from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 
 from .synthetic import asking, cold, process_ready, state_of, trial
@@ -138,7 +138,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     assert (closing.candidate_number, closing.repeats) == (fast, True)
 
 
-def drifted(space, base, run_id: str) -> list[BestLine]:
+def drifted(space, base, run_id):
     """The lines of the baseline's process, of two settings and of the repeat of the first, 5 % slower."""
     candidates = space.space.candidates
     warm = [n for n in sorted(space.truth) if candidates[n].process_knobs == candidates[base].process_knobs]

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 from benchmarks.best_fit import launch_bound_rows
-from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
+from benchmarks.best_fit_replay import FakeConductor, replay
 from benchmarks.best_fit_spaces import Synthetic, regret
 
-from trainfast_runner.search.best_journal import BestLine, Space, Trial
+from trainfast_runner.search.best_journal import Space, Trial
 
 from .synthetic import asking
 
@@ -21,7 +21,7 @@ replays = pytest.mark.xdist_group("replayed-searches")
 
 
 @pytest.fixture(scope="module", params=[5, pytest.param(20, marks=[pytest.mark.ci, pytest.mark.long])])
-def replayed(request: pytest.FixtureRequest) -> list[tuple[Synthetic, Replayed]]:
+def replayed(request):
     """One search of each of so many synthetic spaces."""
     spaces = [Synthetic(number) for number in range(request.param)]
     return [(space, replay(space, number)) for number, space in enumerate(spaces)]
@@ -73,7 +73,7 @@ def test_on_a_gpu_that_waits_for_its_host_compile_leads_within_90_s():
 
 def test_nothing_is_measured_twice_after_a_kill(space):
     result = FakeConductor(space, asking(space), 1).run()
-    lines: list[BestLine] = [asking(space), space.space]
+    lines = [asking(space), space.space]
     for moves in (1, 2, 3, 5, 7, 11, 1000):
         # Each conductor forgets all but the journal, and its warm process is gone.
         again = FakeConductor(space, asking(space), moves, lines).run(moves)

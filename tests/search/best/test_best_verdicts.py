@@ -1,16 +1,12 @@
 """The verdict on each candidate of a best-fit search, and the answer, which names no winner where noise decides."""
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 from benchmarks.best_fit_replay import FakeConductor
-from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import CHOSEN_REASON, answer_of, best_report
 from trainfast_runner.search.best.decide import BestState
-from trainfast_runner.search.best_journal import BestEnded, BestLine, ColdRun, ProcessReady
+from trainfast_runner.search.best_journal import BestEnded, ColdRun, ProcessReady
 from trainfast_runner.search.journal import JournalWriter
 
 from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
@@ -69,7 +65,7 @@ def test_after_a_large_fall_of_the_loss_a_share_of_the_first_is_no_difference(sp
 
 def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, base, begun):
     asked = asking(space, "time", 10)
-    lines: list[BestLine] = [asked, space.space, *begun]
+    lines = [asked, space.space, *begun]
     lines += [
         msgspec.structs.replace(line, start_s=start_s) if isinstance(line, ColdRun) else line
         for start_s in (1.0, 60.0)
@@ -139,13 +135,11 @@ def test_a_lever_that_changes_the_first_losses_beyond_its_tolerance_fails(space,
     assert compiled not in state_of(space, *lines, trial(compiled, losses=[8.1, 7.1])).ruled_out, "may draw dropout"
 
 
-def searched(
-    directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
-) -> dict[str, Any]:
+def searched(directory, space, state, *rates, spent_s=0.0):
     """JSON of a search of two settings, another and the baseline, confirmed at these samples/s."""
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
     answer = answer_of(BestState(lines, spent_s))
     journal = JournalWriter(directory)

@@ -6,7 +6,7 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.question import BestPlan, best_key, plan_preset_best
+from trainfast_runner.search.best.question import best_key, plan_preset_best
 from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.spec import resolve
@@ -14,11 +14,11 @@ from trainfast_runner.settings.spec import resolve
 ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})
 
 
-def four(*used_gib: int) -> Machine:
+def four(*used_gib):
     return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(4)])
 
 
-def planned(python: str, machine: Machine, *settings: str) -> BestPlan:
+def planned(python, machine, *settings):
     with stand_in.installed(machine):
         return plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, python)
 

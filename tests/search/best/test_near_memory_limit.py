@@ -6,7 +6,7 @@ from benchmarks.best_fit_replay import FakeConductor
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestState, decide
-from trainfast_runner.search.best_journal import BestLine, ColdRun
+from trainfast_runner.search.best_journal import ColdRun
 
 from .synthetic import asking, cold, confirmed, process_ready, trial
 from .test_best_for_real import SMALL
@@ -52,7 +52,7 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space, b
 
 def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(space, base, other, begun):
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
-    lines: list[BestLine] = [asked, space.space, *begun]
+    lines = [asked, space.space, *begun]
     lines += [
         cold(base, "limit", "oom", run_id="u", reason="it failed"),
         *process_ready(space, other, "two"),
@@ -64,7 +64,7 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
 @pytest.mark.long
 def test_the_answer_runs_under_a_real_limit(cli):
     words = ("tiny-llama", *SMALL, "--set", "model.hidden_size=256", "--set", "batch_size=32")
-    predicted: int = cli("predict", *words, "--json").json["predicted"]["total_bytes"]
+    predicted = cli("predict", *words, "--json").json["predicted"]["total_bytes"]
     limit = f"memory_limit={predicted // 2**20 + 24}MiB"
     grid = ("--vary", "batch_size=8,32", "--vary", "precision=fp32,bf16", "--global-batch", "32")
     done = cli("search", "best", *words, "--set", limit, *grid, "--budget", "2m", "--json")

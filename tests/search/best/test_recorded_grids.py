@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from benchmarks.best_fit import CLOSE
@@ -15,9 +13,9 @@ SIZES = (1, 2, 4, 8)
 PRECISIONS = ("fp32", "bf16")
 
 
-def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded:
+def grid(folder, factors=(1.0, 1.0, 1.0)):
     """A grid of a pass for each factor, which slows the larger batches of that pass. Each pass drifts further."""
-    candidates: list[dict[str, Any]] = []
+    candidates = []
     for precision in PRECISIONS:
         for size in SIZES:
             knobs = {"batch_size": size, "precision": precision, "grad_accum": 8 // size}
@@ -39,7 +37,7 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
     return Recorded(path)
 
 
-def noise_of(grid: Recorded) -> float:
+def noise_of(grid):
     """The share by which the winner of one pass was slower than the best in another."""
     worst = 0.0
     for mine, other in itertools.permutations(range(grid.passes), 2):

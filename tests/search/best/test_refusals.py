@@ -1,7 +1,5 @@
 """`search best`: what is refused or only counted before anything starts; cli/transcripts has the refused questions."""
 
-from pathlib import Path
-
 import pytest
 
 from cli.command import SMALL
@@ -50,7 +48,7 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     pause(directory)
     before = BestJournal.read(directory).lines
     request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)
-    followed: list[Path] = []
+    followed = []
     with conductor_lock(directory):
         conduct_request(request, followed.append, is_cancelled=lambda: False, began_ns=0)
     assert followed == [directory]

@@ -33,7 +33,7 @@ def test_an_allocators_message_tells_what_was_asked_what_was_free_and_what_was_m
     assert oom_reason(message, missing_bytes) == reason
 
 
-def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, tuple[str | None, int | None]]:
+def cpu_verdicts(monkeypatch, *settings):
     """The exclusion and the excess by number of ranks, if each rank needs 600 MiB and the host has 1000 MiB free."""
     ranks = BestRequest(vary={"strategy": ["single", "ddp"]})
     best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks)

@@ -1,8 +1,6 @@
 """A run's speed before it: from its work alone, corrected by runs, and not shown where nobody can know it."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +15,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search import predicted_speed
 from trainfast_runner.search.predicted_speed import SLOWDOWN, SpeedDevice, UnknownSpeed, step_time, traced_parts_s
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 
 CPU = SpeedDevice("cpu")
 CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 0.1, "bf16": 0.8}, copy_gb_per_s=10.0, operation_us=10.0)
@@ -26,7 +24,7 @@ SAMPLE = (1000.0, 2e9, 1e8)
 """Calls, FLOPs and bytes of a sample's forward."""
 
 
-def traced(spec: RunSpec) -> MemoryModel:
+def traced(spec):
     """A model whose forward does SAMPLE's work, and whose optimizer moves 100 MB in 500 calls."""
     lines = [(NO_BYTES, NO_BYTES)]
     work = ((SAMPLE[0], 0.0, 0.0), (0.0, *SAMPLE[1:]))
@@ -36,14 +34,14 @@ def traced(spec: RunSpec) -> MemoryModel:
     return MemoryModel(device="cpu", parameter_sizes=[1], **nothing, **work)
 
 
-def timed(*settings: str, devices: int = 1) -> predicted_speed.ExpectedStep:
+def timed(*settings, devices=1):
     spec = resolve("tiny-llama", settings)
     time = step_time(spec, traced(spec), devices, 2, CEILING)
     assert time is not None
     return time
 
 
-def predicted(runs: list[tuple[str, float]], *settings: str, calibrated: bool = True) -> PredictedSpeed | UnknownSpeed:
+def predicted(runs, *settings, calibrated=True):
     """The prediction of these settings after runs, each `knob=value ...` with the factor that it was slower by."""
     measured = []
     for words, slower in runs:
@@ -54,13 +52,13 @@ def predicted(runs: list[tuple[str, float]], *settings: str, calibrated: bool = 
     return model.predict_step(resolve("tiny-llama", settings), 1, timed(*settings))
 
 
-def shown(runs: Sequence[tuple[str, float]], *settings: str) -> PredictedSpeed:
+def shown(runs, *settings):
     found = predicted(runs, *settings)
     assert isinstance(found, PredictedSpeed), found
     return found
 
 
-def seconds_of(calls_s: float, flops_s: float, moved_s: float) -> float:
+def seconds_of(calls_s, flops_s, moved_s):
     """The step of these calibrated seconds, each by its factor."""
     return sum(factor * part_s for factor, part_s in zip(SLOWDOWN["cpu"], (calls_s, flops_s, moved_s), strict=True))
 
@@ -144,7 +142,7 @@ def test_an_interval_of_a_factor_of_three_is_not_shown():
     assert "within a factor of" in found.reason
 
 
-def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | None = None, **changes: Any) -> None:
+def recorded(home, number, rate=10.0, run=None, **changes):
     """A finished run of tiny-llama in the home."""
     run_id = f"20261122-1200{number:02}-tiny-llama-0000"
     directory = home.directory(run_id)
@@ -159,7 +157,7 @@ def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | 
     (directory / RESULT_FILE).write_bytes(msgspec.json.encode(result))
 
 
-def rates(home: Home, device: SpeedDevice = CPU) -> list[float]:
+def rates(home, device=CPU):
     return [
         round(math.exp(of.log_rate), 6) for of in predicted_speed.measured_speeds(home, resolve("tiny-llama"), device)
     ]
