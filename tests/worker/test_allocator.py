@@ -11,17 +11,21 @@ import pytest
 from trainfast_runner.machine.training_python import WORKER_FOLDER
 from trainfast_runner.worker.memory.allocator import Allocator
 
-KEPT_ALLOCATOR = """
+LOADED = """
 import sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
 from trainfast_worker.memory.allocator import Allocator
+"""
+KEPT_ALLOCATOR = (
+    LOADED
+    + """
 found = Allocator()
 print(found.name, found.thresholds, found.kept_reason, sep="|")
 """
-STRICT_ORDINARY_STRICT = """
-import sys; sys.path.insert(0, sys.argv[1])
-import bootstrap
-from trainfast_worker.memory.allocator import Allocator
+)
+STRICT_ORDINARY_STRICT = (
+    LOADED
+    + """
 allocator = Allocator()
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -45,10 +49,10 @@ print(kept - resident())
 full_and_left()
 allocator.set_ordinary()
 """
-WARM_THEN_WIDE = """
-import sys; sys.path.insert(0, sys.argv[1])
-import bootstrap
-from trainfast_worker.memory.allocator import Allocator
+)
+WARM_THEN_WIDE = (
+    LOADED
+    + """
 allocator = Allocator()
 allocator.set_strict()
 import torch
@@ -63,6 +67,7 @@ torch.ones(64, 64) @ torch.ones(64, 64)
 meter.end_phase("optimizer")
 print(meter.end_step_fields()["phase_peaks"]["optimizer"])
 """
+)
 
 
 @pytest.mark.ci

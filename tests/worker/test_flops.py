@@ -69,11 +69,17 @@ def test_the_count_is_torchs_own_with_what_checkpointing_repeats_apart(model, ob
     assert full.recomputed == pytest.approx(torchs_count(module, objective) - once, rel=0.03)
 
 
-def test_only_active_experts_count():
+def test_only_active_experts_count_and_a_chunked_loss_computes_the_head_again():
     one = flops_per_sample(built(MIXTRAL, "causal-lm"), "causal-lm", 64, 0.0)
     dense = flops_per_sample(built({**LLAMA, "num_key_value_heads": 4}, "causal-lm"), "causal-lm", 64, 0.0)
     # What is left is the router.
     assert one.model == pytest.approx(dense.model + 6 * 64 * 2 * 64 * 4)
+    module = built(LLAMA, "causal-lm")
+    plain, chunked = (
+        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=twice) for twice in (False, True)
+    )
+    assert chunked.model == plain.model
+    assert chunked.recomputed == 2 * 64 * 512 * 64
 
 
 def test_the_notebook_counts_language_models_its_own_way():
@@ -96,12 +102,3 @@ def test_the_notebook_counts_language_models_its_own_way():
 )
 def test_the_notebooks_formula_gives_its_published_figures(shape, factor, samples_per_s, tflops):
     assert factor * notebook_forward(*shape) * samples_per_s / 1e12 == pytest.approx(tflops, rel=0.03)
-
-
-def test_a_chunked_loss_computes_the_head_again():
-    module = built(LLAMA, "causal-lm")
-    plain, chunked = (
-        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=twice) for twice in (False, True)
-    )
-    assert chunked.model == plain.model
-    assert chunked.recomputed == 2 * 64 * 512 * 64

@@ -24,15 +24,12 @@ def ask(model, objective, folder=None):
         return next(warm.ask_each(sys.executable, [request], environment=environment))
 
 
-def test_versions_fields_and_overrides():
+def test_versions_fields_overrides_and_the_models_own_count():
     answer = ask({"family": "bert", "hidden_size": 96}, "masked-lm")
     assert answer["versions"]["torch"]
     assert answer["versions"]["transformers"]
     assert (answer["config"]["hidden_size"], answer["config"]["num_hidden_layers"]) == (96, 12)
     assert "error" not in answer
-
-
-def test_the_count_is_the_models_own():
     answer = inspect("inspect", {"family": "gpt2"}, "causal-lm", count=True, attention=False)
     assert answer["parameters"] == 124_439_808
 

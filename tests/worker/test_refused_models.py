@@ -34,26 +34,20 @@ def test_f07_a_size_beyond_every_model_is_refused_with_the_largest_allowed(model
     assert (refused.value.key, refused.value.allowed) == (f"model.{field}", [f"at most {most:,}"])
 
 
-def test_f07_a_stored_configuration_has_the_same_bounds(tmp_path):
+def test_f07_a_stored_configuration_has_the_same_bounds_and_labels_count_no_parts(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 1000000000}')
     with pytest.raises(InvalidInput, match=r"config.json.num_hidden_layers=1,000,000,000 is too large"):
         resolve_config({"path": str(tmp_path)})
-
-
-def test_f07_labels_and_other_fields_count_no_parts_of_a_model(tmp_path):
     stored = '{"model_type": "vit", "id2label": {"0": "a"}, "label2id": {"ballplayer, baseball player": 9000}}'
     (tmp_path / "config.json").write_text(stored)
     assert resolve_config({"path": str(tmp_path)}).model_type == "vit"
     assert resolve_config({"family": "switch_transformers", "expert_capacity": 4096}).expert_capacity == 4096
 
 
-def test_positions_without_an_end_limit_no_sequence():
+def test_positions_without_an_end_limit_no_sequence_and_others_each_half_of_a_seq2seq_sample():
     check_seq_len(resolve_config({"family": "xlnet"}), "causal-lm", 100_000)
     with pytest.raises(InvalidInput, match="seq_len=100000 needs 100000 positions, and the model has 1024"):
         check_seq_len(resolve_config({"family": "gpt2"}), "causal-lm", 100_000)
-
-
-def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model():
     config = resolve_config({"family": "bart", "max_position_embeddings": 64})
     check_seq_len(config, "seq2seq", 128)
     with pytest.raises(InvalidInput, match="seq_len=130 needs 65 positions, and the model has 64") as refused:
@@ -61,12 +55,16 @@ def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model():
     assert refused.value.nearest == "128"
 
 
-def test_a_family_without_this_head_says_which_it_has():
+def test_a_family_without_this_head_or_attention_says_which_it_has():
     config = resolve_config({"family": "deberta-v2"})
     with pytest.raises(InvalidInput, match="deberta-v2 has no causal-lm head") as refused:
         build_model(config, "causal-lm", worker_knobs(attention="eager"), torch.device("cpu"))
     assert refused.value.key == "data.objective"
     assert refused.value.allowed == ["masked-lm", "sequence-classification"]
+    config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
+    with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
+        build_model(config, "causal-lm", worker_knobs(attention="sdpa"), torch.device("meta"))
+    assert refused.value.nearest == "auto"
 
 
 @pytest.mark.parametrize(
@@ -98,10 +96,3 @@ def test_kind_l_a_diffusion_pipeline_is_refused_by_its_kind(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     with pytest.raises(InvalidInput, match="diffusion models are not supported"):
         resolve_config({"path": str(tmp_path)})
-
-
-def test_a_family_without_this_attention_says_which_it_has():
-    config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
-    with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
-        build_model(config, "causal-lm", worker_knobs(attention="sdpa"), torch.device("meta"))
-    assert refused.value.nearest == "auto"

@@ -209,13 +209,10 @@ def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
     }  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_fails_its_trial():
+def test_a_loss_that_is_not_finite_fails_its_trial_and_a_step_that_compiled_is_not_timed():
     fields = trial_fields([a_step(1, True), a_step(2, False, math.nan)], 100)
     assert (fields["outcome"], fields["loss_not_finite"]) == ("failed", True)
     assert fields["message"] == "the loss of step 2 is not finite"
-
-
-def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean():
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
     fields = trial_fields(steps, tokens_per_sample=33)
     assert fields["step_ms"] == pytest.approx([30.0 * 66 / 60, 40.0 * 66 / 70]), "of 66 tokens, a mean step's"

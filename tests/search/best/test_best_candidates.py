@@ -4,12 +4,13 @@ import threading
 from dataclasses import replace
 
 import pytest
-from benchmarks.best_fit_replay import question
+from benchmarks import best_fit_replay
 from msgspec.structs import replace as replace_fields
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.search.best import question
 from trainfast_runner.search.best.decide import BestState
 from trainfast_runner.search.best.question import MAX_CANDIDATES, Survey, enumerate_space, unneeded_levers, vary_of
 from trainfast_runner.search.searches import candidate_spec
@@ -203,7 +204,9 @@ def test_all_levers_of_a_gpu_are_varied_within_the_limit(preset):
 def best_plan_of(own, batch):
     vary, left_alone = vary_of(own, {}, batch)
     space = enumerate_space(own, vary, batch, in_stages=True)
-    asked = replace_fields(question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True)
+    asked = replace_fields(
+        best_fit_replay.question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True
+    )
     return question.BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
 
 

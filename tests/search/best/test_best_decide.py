@@ -89,7 +89,9 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
 
 
 def test_a_baseline_that_fails_ends_the_search(space):
-    decision = decide(state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="late")))
+    decision = decide(
+        state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
+    )
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
 
