@@ -47,16 +47,17 @@ def test_the_machine_is_read_for_real():
     assert 0 < tick.sample_us * 1000 <= time.monotonic_ns() - began_ns
 
 
-def test_the_first_reading_has_no_rate_and_says_why():
+def test_the_first_reading_has_no_rate_and_what_is_null_has_the_same_reason_in_each_tick(monkeypatch):
     reading, missing = HostReader().read()
     assert reading.cpu_percent is None
     assert "two readings" in missing["host.cpu_percent"]
-
-
-def test_what_is_null_has_a_reason():
     tick = take_tick(settle_s=0.05)
     for name in ("temperature_c", "disk_read_bytes", "network_received_bytes"):
         assert getattr(tick.host, name) is not None or f"host.{name}" in tick.missing
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
+    reader = HostReader()
+    reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]
+    assert reasons == ["no processor temperature sensor is visible"] * 2
 
 
 @pytest.mark.parametrize(
@@ -215,10 +216,3 @@ def test_a_process_that_never_was_reads_as_ended():
     reading, missing = reader.read()
     assert reading.run is None
     assert str(gone.pid) in missing["run"]
-
-
-def test_the_reason_for_no_temperature_is_the_same_in_each_tick(monkeypatch):
-    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
-    reader = HostReader()
-    reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]
-    assert reasons == ["no processor temperature sensor is visible"] * 2

@@ -33,10 +33,14 @@ def test_every_reading_arrives_in_its_unit(watch):
     assert [(p.pid, p.memory_used_bytes, p.kind) for p in gpu.processes or []] == [(4242, 2048 * MIB, "compute")]
 
 
-def test_heat_ramp_turns_the_thermal_reason_on(watch):
+def test_heat_ramp_turns_the_thermal_reason_on_and_its_counter_is_reported(watch):
     look = watch(Machine(gpus(1, temperature=80, heats_per_s=1)))
     seen = [(gpu.temperature_c, gpu.throttle_reasons) for at_s in (0, 6, 8) for gpu in look(at_s)[0]]
     assert seen == [(80, []), (86, []), (88, ["sw_thermal"])]
+    look = watch(Machine(gpus(1, reasons=0x20, violation_ns=lambda field, s: int(s * 5e8) if field == 75 else 0)))
+    seen = [look(at_s)[0][0] for at_s in range(8)]
+    assert [gpu.thermal_violation_ns for gpu in seen] == [at_s * 500_000_000 for at_s in range(8)]
+    assert {gpu.power_violation_ns for gpu in seen} == {0}
 
 
 def test_power_cap_is_reported_and_a_flash_of_hardware_slowdown_is_not(watch):
@@ -119,21 +123,11 @@ def test_power_comes_from_the_field_or_from_the_function(watch, without):
     assert (gpu.power_w, "gpu0.power_w" in missing) == (250.0, False)
 
 
-def test_a_live_violation_counter_is_reported(watch):
-    look = watch(Machine(gpus(1, reasons=0x20, violation_ns=lambda field, s: int(s * 5e8) if field == 75 else 0)))
-    seen = [look(at_s)[0][0] for at_s in range(8)]
-    assert [gpu.thermal_violation_ns for gpu in seen] == [at_s * 500_000_000 for at_s in range(8)]
-    assert {gpu.power_violation_ns for gpu in seen} == {0}
-
-
-def test_mixed_gpus_have_their_own_capabilities(watch):
+def test_mixed_gpus_have_their_own_capabilities_and_name_the_reasons_they_lack(watch):
     old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption", "field 83"}))
     look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))
     energies = [gpu.energy_mj for gpu in look(0)[0]]
     assert energies == [5_000_000, None, 5_000_000], "from the field, not at all, from the function"
-
-
-def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch):
     look = watch(Machine(gpus(1, supported_reasons=0x1FF & ~0x88)))
     _, missing = look(0)
     assert set(missing) == {"gpu0.throttle_reasons.hw_slowdown", "gpu0.throttle_reasons.hw_power_brake"}

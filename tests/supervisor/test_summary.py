@@ -141,13 +141,6 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted, exp
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
 
 
-def test_a_counter_within_twice_of_power_times_time_is_believed(tmp_path):
-    ticks = [device(t, energy_mj=t * 250_000, power_w=400.0) for t in range(13)]
-    record(tmp_path, steps=steps(12), telemetry=ticks)
-    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
-    assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
-
-
 def test_a_mig_instance_has_its_memory_and_null_where_nvml_knows_only_the_whole_gpu(tmp_path):
     mig = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
     whole = {"index": 0, "uuid": GPU, "power_w": 300.0, "energy_mj": 5, "throttle_reasons": ["sw_thermal"]}
@@ -173,23 +166,24 @@ def test_steps_that_are_over_between_two_samples_have_no_energy_and_no_idle_gpu(
     assert [finding.rule for finding in result.diagnosis] == []
 
 
-def test_without_counters_the_sampled_reasons_are_counted(tmp_path):
+def test_without_counters_the_sampled_reasons_count_and_one_within_twice_of_power_times_time_is_believed(tmp_path):
     record(tmp_path, steps=steps())
     record(tmp_path, telemetry=[device(t, throttle_reasons=["sw_power_cap"] if t < 5 else ["idle"]) for t in range(12)])
     result = result_of(tmp_path, watch_uuids=[GPU])
     # The reason held at second 4 and no more at second 5: until then.
     assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
     assert result.energy.joules is None
+    ticks = [device(t, energy_mj=t * 250_000, power_w=400.0) for t in range(13)]
+    record(tmp_path, steps=steps(12), telemetry=ticks)
+    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
+    assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
 
 
-def test_no_gpu_no_gpu_figures(tmp_path):
+def test_no_gpu_or_readings_that_cover_too_little_give_no_figure(tmp_path):
     record(tmp_path, steps=steps(), telemetry=[device(t, energy_mj=t, throttle_reasons=[]) for t in range(12)])
     result = result_of(tmp_path)
     assert (result.energy.joules, result.throttle.thermal_fraction, result.throttle.devices) == (None, None, [])
     assert result.memory.device_peak_used_bytes is None
-
-
-def test_readings_that_cover_too_little_give_no_figure(tmp_path):
     record(tmp_path, steps=steps(), telemetry=[device(t, energy_mj=t) for t in (8, 9)])
     assert result_of(tmp_path, watch_uuids=[GPU]).energy.joules is None
 
@@ -309,16 +303,13 @@ def test_no_records_are_too_broken_for_a_result(steps, rank1, worker, events, ti
         assert msgspec.json.decode((directory / "result.json").read_bytes(), type=Result) is not None
 
 
-def test_fp16_says_its_scale_and_what_it_skipped(tmp_path):
-    record(tmp_path, steps=[step(n, 100, loss_scale=scale) for n, scale in ((1, 32768.0), (2, 16384.0))])
-    record(tmp_path, worker=[{"t_ns": n, "kind": "overflow", "step": n, "scale": 1.0} for n in (1, 2)])
-    result = result_of(tmp_path)
-    assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)
-
-
-def test_compiling_costs_what_its_steps_take_beyond_steady_ones(tmp_path):
+def test_compiling_costs_what_its_steps_take_beyond_steady_ones_and_fp16_says_what_it_skipped(tmp_path):
     record(tmp_path, steps=[step(1, 9040, warmup=True, compiling=True), *(step(n, 40) for n in range(2, 6))])
     assert result_of(tmp_path, knobs={"compile": "default"}).compile == CompileCost(cold_seconds=9)
     assert result_of(tmp_path, knobs={"compile": "off"}).compile is None
     asked = ScriptAsked(command=["python", "a.py"], argv=["python", "a.py"])
     assert result_of(tmp_path, knobs={"compile": "default"}, script=asked).compile is None
+    record(tmp_path, steps=[step(n, 100, loss_scale=scale) for n, scale in ((1, 32768.0), (2, 16384.0))])
+    record(tmp_path, worker=[{"t_ns": n, "kind": "overflow", "step": n, "scale": 1.0} for n in (1, 2)])
+    result = result_of(tmp_path)
+    assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)

@@ -120,19 +120,15 @@ def test_damage_and_holes_are_survived(home):
     assert Follower(home.directory("never")).poll().state == "lost"
 
 
-def test_the_newest_live_run_goes_before_a_newer_ended_one(home, hold):
-    assert newest_run(home) is None
-    running = a_live_run(home, hold)
-    a_run(home, "20261122-000000-tiny-llama-ffff")
-    assert newest_run(home) == running
-
-
-def test_a_run_that_a_link_to_itself_makes_unreadable_for_root_too_is_not_the_newest(home):
+def test_the_newest_live_run_goes_before_a_newer_ended_one_and_none_that_cannot_be_read(home, hold):
     (unreadable := home.directory("20261123-000000-tiny-llama-0001")).mkdir(parents=True)
     (unreadable / "run.json").symlink_to("run.json")
     assert newest_run(home) is None
     readable = a_run(home, "20261121-000000-tiny-llama-0002")
     assert newest_run(home) == readable
+    running = a_live_run(home, hold)
+    a_run(home, "20261122-000000-tiny-llama-ffff")
+    assert newest_run(home) == running
 
 
 def test_the_reader_follows_and_stops_at_once(home, hold):

@@ -120,8 +120,9 @@ async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(h
         assert "1 runs" in app.text
 
 
-async def test_c_on_the_main_screen_compares_with_the_run_before(home):
+async def test_c_on_the_main_screen_compares_with_the_run_before_not_with_a_probe(home):
     directories = two_runs(home)
+    a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
     async with running(home, a_snapshot(directories[1]), size=(80, 24)) as (_, pilot):
         await pilot.press("c")
         text = await pilot.until("compare ─")
@@ -180,12 +181,6 @@ async def test_the_list_follows_the_home_by_itself(home, monkeypatch):
         home.remove(FIRST)
         await pilot.until("1 runs")
         assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
-
-
-def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home):
-    two_runs(home)
-    a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
-    assert compared_with_previous(home, SECOND).a.run_id == FIRST
 
 
 async def test_ten_thousand_runs_do_not_hold_up_the_screen(home, monkeypatch):

@@ -115,7 +115,7 @@ def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces():
     assert max(map(len, rows[1:-2])) <= 6
 
 
-def test_each_cause_has_a_texture_and_a_word_that_need_no_colour():
+def test_each_cause_and_series_has_a_texture_that_needs_no_colour():
     causes = ("thermal", "power", "brake", "sync_boost", "hardware")
     spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
@@ -127,42 +127,33 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour():
         for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
             assert words in rows[-1]
     assert "throttled by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
-
-
-def test_of_two_causes_at_once_the_worse_is_drawn():
-    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
-    for spans in (both, both[::-1]):
-        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
-        assert "T" in marks
-        assert "P" not in marks
-        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
-
-
-def test_the_shortest_throttling_is_still_marked():
-    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
-    assert rows[-2].count("T") == 1
-
-
-def test_two_series_differ_in_texture():
     chart = a_chart(a_series([100.0] * 121), a_series([300.0] * 121, name="GPU 1"))
     rows = [row.strip() for row in plot(chart) if row.strip()]
     assert len(rows) == 2
     assert set(rows[0]).isdisjoint(rows[1])
 
 
-def test_empty_data_says_the_owners_sentence():
+def test_of_two_causes_at_once_the_worse_is_drawn_and_the_shortest_is_marked():
+    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
+    for spans in (both, both[::-1]):
+        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
+        assert "T" in marks
+        assert "P" not in marks
+        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
+    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
+    assert rows[-2].count("T") == 1
+
+
+def test_empty_data_says_the_owners_sentence_and_no_size_is_no_error():
     for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
         rows = lines(msgspec.structs.replace(chart, empty="No GPU was found."))
         assert sum("No GPU was found." in row for row in rows) == 1
+    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
+    assert lines(a_chart(a_series([1.0])), 5, 0) == []
+    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
 
 
-def test_names_cannot_send_control_sequences():
-    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
-    assert "\x1b" not in "".join(lines(chart))
-    assert lines(chart)[0].startswith("ab")
-
-
-def test_ascii_has_only_ascii():
+def test_ascii_has_only_ascii_and_names_cannot_send_control_sequences():
     chart = a_chart(
         a_series([60.0, None, 80.0] * 40, name="µ"),
         a_series([20.0] * 120, name="zwei…"),
@@ -178,6 +169,9 @@ def test_ascii_has_only_ascii():
     assert lines(msgspec.structs.replace(chart, series=()), 5, 8, ascii=True)
     assert "*" in "".join(plot(chart, ascii=True))
     assert "o" in "".join(plot(chart, ascii=True))
+    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
+    assert "\x1b" not in "".join(lines(chart))
+    assert lines(chart)[0].startswith("ab")
 
 
 _values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
@@ -221,12 +215,6 @@ def test_every_line_is_exactly_as_wide_as_the_chart(shown, width, height, ascii,
         for row in rows:
             text = "".join(segment.text for segment in row)
             assert cell_len(to_ascii(text) if ascii else text) == width
-
-
-def test_no_size_is_no_error():
-    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
-    assert lines(a_chart(a_series([1.0])), 5, 0) == []
-    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
 
 
 class Screen(App[None]):
@@ -310,13 +298,10 @@ def test_the_range_grows_at_once_and_shrinks_late():
         assert y_range.fit(0, high, second * S) == (0, 400), "it stays while the data returns"
 
 
-def test_the_front_is_the_settings_that_none_beats_in_both():
+def test_the_front_is_what_none_beats_in_both_and_a_limit_far_beyond_is_written():
     points = [ChartPoint(300, 9.0, "•", "text"), ChartPoint(200, 9.0, "•", "text"), ChartPoint(100, 5.0, "•", "text")]
     others = [ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]
     assert front_of([*points, *others]) == [points[2], points[1]]
-
-
-def test_a_limit_far_beyond_the_settings_is_written_not_drawn():
     points = [ChartPoint(100 * MIB, 9.0, "•", "text"), ChartPoint(200 * MIB, 19.0, "•", "text")]
     text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
     assert "┊" not in text

@@ -133,10 +133,15 @@ def test_fit_is_exact(text, width, align):
     assert cell_len(fitted) == width
 
 
-def test_a_wide_character_is_not_cut_in_half():
+def test_a_wide_character_is_not_cut_in_half_and_lines_count_cells():
     assert fmt.truncate("温度计", 5) == "温度…"
     assert fmt.truncate("温度计", 4) == "温 …"
     assert fmt.to_width("温度", 6, "right") == "  温度"
+    overrides = {"data.path": "/数据/語料庫", "batch_size": 8}
+    for cells in range(6, 40):
+        assert cell_len(short_overrides(overrides, cells)) <= cells
+        assert cell_len(with_more("語料庫語料庫語料庫語料庫語料庫語料庫", cells)) <= cells
+    assert with_more("as it was", 20) == "as it was …"
 
 
 @given(st.text(st.characters(blacklist_categories=["Cc", "Cs", "Mn", "Me", "Cf", "Mc"])))
@@ -157,7 +162,7 @@ def test_a_path_longer_than_the_line_is_broken_behind_its_slashes():
     assert wrap("either/or is short", 10) == ["either/or", "is short"]
 
 
-def test_a_text_that_is_too_long_for_the_last_column_goes_on_below():
+def test_a_text_too_long_for_the_last_column_goes_on_below_and_a_page_counts_hidden_lines():
     rows = [("peak allocated", "118 MiB", "no significant difference"), ("step", "190 ms", "worse")]
     lines = fmt.toned_table(("FIGURE", "A", ""), rows, ["text", "error"], 40)
     assert [fmt.line_text(line) for line in lines] == [
@@ -167,19 +172,8 @@ def test_a_text_that_is_too_long_for_the_last_column_goes_on_below():
         "step            190 ms   worse",
     ]
     assert [line[0][1] for line in lines] == ["muted", "text", "text", "error"]
-
-
-def test_a_long_page_counts_its_hidden_lines():
     page = [[(f"line {number}", "text")] for number in range(9)]
     assert fmt.scrolled_page(page, 5, 9) == (0, page), "all of it fits"
     top, lines = fmt.scrolled_page(page, 99, 5)
     assert top == 5
     assert [fmt.line_text(line) for line in lines[-2:]] == ["line 8", "more lines: 5 above  PgUp PgDn"]
-
-
-def test_overrides_and_cut_lines_count_cells_and_not_letters():
-    overrides = {"data.path": "/数据/語料庫", "batch_size": 8}
-    for cells in range(6, 40):
-        assert cell_len(short_overrides(overrides, cells)) <= cells
-        assert cell_len(with_more("語料庫語料庫語料庫語料庫語料庫語料庫", cells)) <= cells
-    assert with_more("as it was", 20) == "as it was …"

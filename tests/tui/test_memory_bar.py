@@ -29,7 +29,7 @@ def shown(view, size=FULL):
     return texts
 
 
-def test_the_prediction_stands_by_category_against_the_limit():
+def test_the_prediction_stands_by_category_each_with_its_own_sign_against_the_limit():
     title, bar, *legend, total, left = shown(NextRunMemory(FITS))
     assert title.startswith("memory at its peak: forward and backward ")
     assert len(bar) == 46
@@ -41,9 +41,12 @@ def test_the_prediction_stands_by_category_against_the_limit():
     assert "░ activations 600 MiB" in legend[1]
     assert total == "predicted 1.37 GiB of 2.00 GiB (memory_limit)"
     assert left == "648 MiB left  batch_size up to 16"
-
-
-def test_what_is_not_trained_has_signs_and_words_of_its_own():
+    lines = [to_ascii(line) for line in shown(NextRunMemory(FITS))]
+    assert lines[1].startswith("#####%%%%+++++++++:::")
+    assert "# parameters 200 MiB" in lines[2]
+    assert lines[1].endswith("|")
+    signs = [sign for sign, _ in PART_SIGNS.values()] + ["·", LIMIT_SIGN]
+    assert len({to_ascii(sign) for sign in signs}) == len(signs)
     _, bar, *legend, _, _ = shown(
         NextRunMemory(a_fit(1400, LIMITED, max_batch=16, params=100, frozen=500, quantized=800))
     )
@@ -60,15 +63,6 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
     lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
-
-
-def test_in_ascii_every_category_has_its_own_sign():
-    lines = [to_ascii(line) for line in shown(NextRunMemory(FITS))]
-    assert lines[1].startswith("#####%%%%+++++++++:::")
-    assert "# parameters 200 MiB" in lines[2]
-    assert lines[1].endswith("|")
-    signs = [sign for sign, _ in PART_SIGNS.values()] + ["·", LIMIT_SIGN]
-    assert len({to_ascii(sign) for sign in signs}) == len(signs)
 
 
 def test_a_context_counts_where_the_room_is_the_device_s():

@@ -25,12 +25,9 @@ def shown(view, size=FULL):
     return text
 
 
-def test_a_prediction_is_shown_with_its_interval():
+def test_a_prediction_is_shown_with_its_interval_and_the_change_of_turned_knobs():
     assert shown(PREDICTED) == "predicted 14.2 samples/s (12.9 to 15.6)"
     assert shown(PREDICTED, SMALL) == "14.2 samples/s (12.9 to 15.6)"
-
-
-def test_turned_knobs_show_the_change():
     faster = msgspec.structs.replace(PREDICTED, reference_samples_per_s=10.0)
     assert shown(faster) == "predicted 14.2/s, +42.0 % from 10.0/s"
     assert shown(faster, SMALL) == "14.2/s, +42.0 % from 10.0"

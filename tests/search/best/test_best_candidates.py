@@ -78,15 +78,12 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
     assert fsdp.process_knobs == fsdp.knobs, "fsdp turns no knob in a running process"
 
 
-def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named():
+def test_settings_that_exclude_each_other_are_candidates_and_a_compiled_process_tries_one():
     space = enumerate_space(survey(), vary(precision=["fp32", "tf32"]), None)
     [wrong] = [one for one in space.candidates if one.excluded_as]
     assert wrong.excluded_as == "incompatible"
     assert "precision=tf32" in wrong.reason
     assert "CPU" in wrong.reason
-
-
-def test_refused_candidate_names_no_option_of_the_command_line():
     refusal = UserError("no such device", advice="another device", option="--set devices=1")
 
     def refuse(spec):
@@ -94,9 +91,6 @@ def test_refused_candidate_names_no_option_of_the_command_line():
 
     space = enumerate_space(replace(survey(), check=refuse), {"lr": [0.1]}, None)
     assert {one.reason for one in space.candidates} == {"no such device; try another device"}
-
-
-def test_a_compiled_process_tries_one_setting():
     space = enumerate_space(survey(), vary(compile=["off", "default"], batch_size=[4, 8]), 8)
     processes = {tuple(sorted(one.process_knobs.items())) for one in space.candidates}
     assert len(processes) == 3, "one for both settings without compile, one for each with it"
@@ -147,22 +141,16 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied():
     assert all(question.changes_training(one, baseline) == [] for one in space.candidates)
 
 
-def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone():
+def test_an_optimizer_of_another_kind_is_left_alone_and_strategies_vary_on_several_devices():
+    own = survey("optimizer=sgd")
+    varied, left_alone = vary_of(own, {}, 8)
+    assert "optimizer" not in varied
+    assert left_alone["optimizer"] == "sgd trains differently from its other values"
     without = [entry for entry in KNOBS if entry.name != "pin_memory"]
     _, left_alone = vary_of(survey(), {}, 8, without)
     assert "pin_memory" not in left_alone
     _, left_alone = vary_of(survey(), {}, 8)
     assert left_alone["pin_memory"] == "a run on the CPU copies nothing to a GPU"
-
-
-def test_an_optimizer_of_another_kind_leaves_the_knob_alone():
-    own = survey("optimizer=sgd")
-    varied, left_alone = vary_of(own, {}, 8)
-    assert "optimizer" not in varied
-    assert left_alone["optimizer"] == "sgd trains differently from its other values"
-
-
-def test_strategies_are_varied_where_there_are_several_devices():
     own = survey("devices=2", "strategy=ddp")
     varied, _ = vary_of(own, {}, 16)
     assert set(varied["strategy"]) >= {"single", "ddp", "fsdp"}

@@ -88,23 +88,17 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
     assert third.needs_new_process, "running out of memory ended the process"
 
 
-def test_a_baseline_that_fails_ends_the_search(space):
+def test_a_baseline_that_fails_ends_the_search_and_the_smallest_setting_follows_one_too_large(space, base):
     decision = decide(
         state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
     )
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
-
-
-def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space, base):
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
     assert decision.step.action == "trial"
     assert decision.step.candidate_number is not None
     sizes = [space.space.candidates[number].predicted_bytes or 0 for number in space.truth if number != base]
     assert space.space.candidates[decision.step.candidate_number].predicted_bytes == min(sizes)
-
-
-def test_nothing_fits_where_every_setting_is_too_large(space):
     terrain = Synthetic(3)
     terrain.space = Space(
         candidates=[

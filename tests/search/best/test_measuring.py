@@ -116,15 +116,12 @@ def test_heat_and_a_lost_run_void_a_measurement_and_the_power_limit_does_not(fie
 RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
 
 
-def test_a_trial_that_ran_other_settings_than_asked_names_them():
+def test_a_trial_that_ran_other_settings_names_them_and_a_start_leaves_the_steps_out():
     assert override_reason(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
     words = override_reason(RECORDED, {"precision": "bf16"})
     assert words == "precision=bf16 (compute_dtype): asked for bfloat16, but rank 0 ran float32"
     assert "optimizer" in str(override_reason(RECORDED, {"optimizer": "sgd"}))
     assert "attention=eager" in str(override_reason(RECORDED, {"attention": "eager"}))
-
-
-def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves():
     records = read_records(RECORDED)
     first = records.steps[0][0]
     began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9

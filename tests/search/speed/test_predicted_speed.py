@@ -63,7 +63,7 @@ def seconds_of(calls_s, flops_s, moved_s):
     return sum(factor * part_s for factor, part_s in zip(SLOWDOWN["cpu"], (calls_s, flops_s, moved_s), strict=True))
 
 
-def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds():
+def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds_which_ranks_on_a_cpu_share():
     # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s.
     time, whole = timed("batch_size=8"), seconds_of(0.015, 0.16, 0.09)
     assert time.seconds == pytest.approx(whole)
@@ -72,15 +72,9 @@ def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds():
     assert time.samples == 8
     assert timed("batch_size=8", "grad_accum=3").seconds == pytest.approx(seconds_of(0.035, 0.48, 0.25))
     assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(seconds_of(0.015, 0.02, 0.09))
-
-
-def test_ranks_on_a_cpu_share_it():
     two = timed("batch_size=8", "strategy=ddp", "devices=2", devices=2)
     assert two.seconds == pytest.approx(seconds_of(0.015, 0.32, 0.18))
     assert two.samples == 16
-
-
-def test_a_precision_without_a_calibrated_peak_has_no_time():
     spec = resolve("tiny-llama", ["precision=fp16"])
     assert step_time(spec, traced(spec), 1, 2, CEILING) is None
 
@@ -111,6 +105,9 @@ def test_without_a_calibration_nothing_is_shown_until_runs_tell():
     after = predicted([("", 3.0)], calibrated=False)
     assert isinstance(after, PredictedSpeed)
     assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
+    found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
+    assert isinstance(found, UnknownSpeed)
+    assert "within a factor of" in found.reason
 
 
 def test_a_run_corrects_the_prediction_of_its_own_settings_most():
@@ -134,12 +131,6 @@ def test_runs_that_differ_among_themselves_widen_the_interval():
     narrow, wide = shown(steady, "batch_size=12"), shown(noisy, "batch_size=12")
     assert wide.high / wide.low > 1.3 * narrow.high / narrow.low
     assert wide.median == pytest.approx(narrow.median, rel=0.1)
-
-
-def test_an_interval_of_a_factor_of_three_is_not_shown():
-    found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
-    assert isinstance(found, UnknownSpeed)
-    assert "within a factor of" in found.reason
 
 
 def recorded(home, number, rate=10.0, run=None, **changes):
