@@ -85,9 +85,7 @@ def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps, cuts):
     seed=st.randoms(),
     keep=st.floats(0, 1),
 )
-def test_damaged_lines_are_counted_and_cost_no_other_record_and_a_file_cut_off_anywhere_keeps_its_own(
-    steps, damage, seed, keep
-):
+def test_damaged_lines_are_counted_and_cost_no_other_record_and_a_file_cut_off_keeps_its_own(steps, damage, seed, keep):
     lines = [msgspec.json.encode(step) + b"\n" for step in steps]
     whole = b"".join(lines)
     for broken in damage:

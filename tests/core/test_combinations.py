@@ -226,9 +226,7 @@ def test_compiling_and_an_optimizer_that_compiles_need_a_compiler(monkeypatch):
         ("strategy=fsdp+tp devices=cpu", TWO, LLAMA, 4, 4, 16),
     ],
 )
-def test_what_works_runs_on_as_many_processes_and_devices_as_it_needs(
-    settings, where, config, ranks, devices, global_batch
-):
+def test_what_works_runs_on_the_processes_and_devices_it_needs(settings, where, config, ranks, devices, global_batch):
     asked = facts(settings, where, config)
     check(asked)
     assert (asked.rank_count, asked.device_count) == (ranks, devices)

@@ -46,9 +46,7 @@ class Arithmetic:
         forward = {"params": 100 * MIB, "optimizer": states, "activations": activations, "temporary": 10 * MIB}
         step = {"params": 100 * MIB, "optimizer": states, "grads": 100 * MIB, "temporary": 50 * MIB}
         phase, at = max((("forward_backward", forward), ("optimizer", step)), key=lambda one: sum(one[1].values()))
-        sizes = {
-            f"{name}_bytes": at.get(name, 0) for name in ("params", "grads", "optimizer", "activations", "temporary")
-        }
+        sizes = {f"{of}_bytes": at.get(of, 0) for of in ("params", "grads", "optimizer", "activations", "temporary")}
         return Prediction(
             total_bytes=sum(at.values()),
             communication_bytes=0,

@@ -73,9 +73,7 @@ def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp
     assert JournalFollower(tmp_path, BatchSnapshot).poll().tightest_fit is None, "a journal without a line"
     directory, journal = search(Home(tmp_path))
     assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit is None
-    ranks = [
-        batch_journal.RankPeaks(rank=rank, phase_peaks={"step": 10}, available_bytes=100 - rank) for rank in range(2)
-    ]
+    ranks = [batch_journal.RankPeaks(rank=n, phase_peaks={"step": 10}, available_bytes=100 - n) for n in range(2)]
     journal.write(Probe(batch_size=8, outcome="fits", run_id="r", seconds=1.0, ranks=ranks))
     journal.write(BatchStep(action="end", why="it is the largest"))
     assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit.rank == 1

@@ -93,9 +93,7 @@ def test_a_look_in_which_a_child_lost_its_parent_tells_nothing():
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("value", "count"), [("4", 4), ("2,4", 2), ("all", None), ("²", None), ("", None), (None, None)]
-)
+@pytest.mark.parametrize(("value", "count"), [("4", 4), ("2,4", 2), *((text, None) for text in ("all", "²", "", None))])
 def test_a_number_of_threads_that_libgomp_ignores_is_none(value, count):
     assert thread_count({} if value is None else {"OMP_NUM_THREADS": value}) == count
 

@@ -223,17 +223,10 @@ arguments = TrainingArguments("out", report_to=[], save_strategy="no", use_cpu=T
 {more}
 Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data).train()
 """
+EIGHTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 TRAINERS = {
-    "short_epoch": (
-        20,
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 4},
-        [20] * 4,
-    ),
-    "last_step_of_an_epoch": (
-        100,
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 2},
-        [32, 32, 32, 4] * 2,
-    ),
+    "short_epoch": (20, {**EIGHTS, "num_train_epochs": 4}, [20] * 4),
+    "last_step_of_an_epoch": (100, {**EIGHTS, "num_train_epochs": 2}, [32, 32, 32, 4] * 2),
     "evaluation": (
         16,
         {

@@ -54,9 +54,7 @@ def test_ranks_are_followed_while_no_step_of_the_output_can_be_written(run):
     until(lambda: run.events("trouble"), "the trouble")
     (run.directory / "go").touch()
     assert run.end().state == "finished"
-    assert [event.detail for event in run.events("trouble")] == [
-        "steps.jsonl cannot be written: No space left on device"
-    ]
+    assert [one.detail for one in run.events("trouble")] == ["steps.jsonl cannot be written: No space left on device"]
 
 
 def test_records_that_cannot_be_read_do_not_end_the_run(run):

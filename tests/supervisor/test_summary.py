@@ -47,10 +47,7 @@ def test_medians_leave_the_warm_up_out(tmp_path):
     ("lines", "expected"),
     [
         # JSON has no NaN: such a loss is null and marked, and the mean of the finite ones before it would be a lie.
-        (
-            [step(n, 100, loss=float(n)) if n <= 5 else step(n, 100, loss_not_finite=True) for n in range(1, 8)],
-            (3, None, 2, 7),
-        ),
+        ([step(n, 100, **{"loss": n} if n <= 5 else {"loss_not_finite": True}) for n in range(1, 8)], (3, None, 2, 7)),
         ([step(n, 100, loss=float(n)) for n in (1, 2)], (1.5, 1.5, 0, 2)),
     ],
 )

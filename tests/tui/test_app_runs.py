@@ -203,9 +203,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home, monkeypatch):
         drawn = []
         sorted_lengths = []
         line, order = RunsTable.row_line, sorted_rows
-        monkeypatch.setattr(
-            RunsTable, "row_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
-        )
+        monkeypatch.setattr(RunsTable, "row_line", lambda table, at, *more: drawn.append(at) or line(table, at, *more))
         monkeypatch.setattr(
             sorted_table, "sorted_rows", lambda rows, *more: sorted_lengths.append(len(rows)) or order(rows, *more)
         )

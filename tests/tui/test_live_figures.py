@@ -68,9 +68,7 @@ def test_figures_of_a_warm_up_that_was_stopped_are_marked(live):
 
 @pytest.mark.parametrize("logged_each", [1, 10])
 def test_the_last_loss_is_the_mean_of_the_last_logged_ones_as_in_the_result(live, logged_each):
-    steps = tuple(
-        msgspec.structs.replace(step(n), loss=n / 10 if n % logged_each == 0 else None) for n in range(1, 100)
-    )
+    steps = tuple(msgspec.structs.replace(step(n), loss=None if n % logged_each else n / 10) for n in range(1, 100))
     snapshot = replace(live(6, 6), steps=steps)
     assert first_and_last_loss(snapshot)[1] == pytest.approx(9.7 if logged_each == 1 else 7.0)
     ended = _losses(list(steps), 0)

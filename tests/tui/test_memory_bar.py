@@ -47,12 +47,10 @@ def test_the_prediction_stands_by_category_each_with_its_own_sign_against_the_li
     assert lines[1].endswith("|")
     signs = [sign for sign, _ in PART_SIGNS.values()] + ["·", LIMIT_SIGN]
     assert len({to_ascii(sign) for sign in signs}) == len(signs)
-    _, bar, *legend, _, _ = shown(
-        NextRunMemory(a_fit(1400, LIMITED, max_batch=16, params=100, frozen=500, quantized=800))
-    )
+    _, bar, *key, _, _ = shown(NextRunMemory(a_fit(1400, LIMITED, max_batch=16, params=100, frozen=500, quantized=800)))
     assert [bar.count(sign) for sign in "█╱╲"] == [2, 11, 18]
-    assert "╱ frozen 500 MiB" in "".join(legend)
-    assert "╲ quantized 800 MiB" in "".join(legend)
+    assert "╱ frozen 500 MiB" in "".join(key)
+    assert "╲ quantized 800 MiB" in "".join(key)
 
 
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar():

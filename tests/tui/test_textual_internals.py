@@ -25,10 +25,7 @@ class Words(TerminalApp):
 
 
 def test_every_private_part_is_there():
-    for cls, fields in (
-        (_compositor.ChopsUpdate, {"chops", "spans", "chop_ends"}),
-        (_compositor.LayoutUpdate, {"strips"}),
-    ):
+    for cls, fields in ((cells.ChopsUpdate, {"chops", "spans", "chop_ends"}), (cells.LayoutUpdate, {"strips"})):
         assert fields <= set(inspect.signature(cls).parameters)
         assert list(inspect.signature(cls.render_segments).parameters) == ["self", "console"]
     source = inspect.getsource(_compositor.Compositor)

@@ -21,9 +21,7 @@ def test_two_ranks_equal_one_process_at_the_same_global_batch_and_say_what_they_
 
 
 def test_one_rank_out_of_memory_ends_both(train):
-    run = train(
-        data={"kind": "random"}, ranks=2, strategy="ddp", batch_size=256, memory_limit_bytes=[8 << 30, 64 << 20]
-    )
+    run = train(data={"kind": "random"}, ranks=2, strategy="ddp", batch_size=256, memory_limit_bytes=[1 << 33, 1 << 26])
     assert run.code != 0
     assert run.record("exception", rank=1)["is_oom"] is True
     assert not run.records("finished", rank=0)

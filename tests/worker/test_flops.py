@@ -75,9 +75,7 @@ def test_only_active_experts_count_and_a_chunked_loss_computes_the_head_again():
     # What is left is the router.
     assert one.model == pytest.approx(dense.model + 6 * 64 * 2 * 64 * 4)
     module = built(LLAMA, "causal-lm")
-    plain, chunked = (
-        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=twice) for twice in (False, True)
-    )
+    plain, chunked = (flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=more) for more in (False, True))
     assert chunked.model == plain.model
     assert chunked.recomputed == 2 * 64 * 512 * 64
 

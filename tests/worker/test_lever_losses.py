@@ -17,11 +17,7 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "i
 OTHER_NAMES = {
     "gpt2": {"n_embd": 64, "n_layer": 5, "n_head": 4},
     "distilbert": {"dim": 64, "n_layers": 5, "n_heads": 4, "hidden_dim": 128},
-    "opt": {
-        **{name: SIZES[name] for name in SIZES if name != "intermediate_size"},
-        "ffn_dim": 128,
-        "word_embed_proj_dim": 64,
-    },
+    "opt": {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4},
 }
 GROUPED = {"num_key_value_heads": 2}

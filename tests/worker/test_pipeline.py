@@ -105,9 +105,7 @@ def test_stages_in_a_row_compute_what_the_model_computes(model, objective):
     alone = cut(build_model(resolve_config(model), objective, worker_knobs(seq_len=32), cpu), 3, 32)
     init_weights(alone.model, 0, cpu, alone.stage(1).modules())
     assert sum(parameter.numel() for parameter in alone.model.parameters()) == parameters
-    initialized = {
-        name: values for name, values in alone.model.named_parameters() if values.dim() > 1 and not values.is_meta
-    }
+    initialized = {name: p for name, p in alone.model.named_parameters() if p.dim() > 1 and not p.is_meta}
     assert {id(values) for values in initialized.values()} <= {id(values) for values in alone.stage(1).parameters()}
     assert all(torch.equal(values, whole.get_parameter(name)) for name, values in initialized.items())
     assert not any(values.is_meta for values in alone.stage(1).parameters())

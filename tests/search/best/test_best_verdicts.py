@@ -84,20 +84,16 @@ def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begu
         for number in sorted(space.truth)
         if space.space.candidates[number].process_knobs != space.space.candidates[base].process_knobs
     )
-    slow_start = ProcessReady(
-        run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0
-    )
+    slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0)
     asked = asking(space, "time", 1000)
-    ran = [*begun, slow_start, trial(elsewhere, run_id="two")]
+    ran = [*begun, slow, trial(elsewhere, run_id="two")]
     ranking = BestState([asked, space.space, *ran], 0.0).cold
     there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
     assert there.mean == pytest.approx(-back.mean)
     assert there.half_width == pytest.approx(back.half_width)
 
 
-def test_a_baseline_that_wins_says_within_how_much_noise_and_a_leader_that_loses_is_not_within(
-    space, base, other, begun
-):
+def test_a_baseline_that_wins_says_within_how_much_noise_and_a_losing_leader_is_not_within(space, base, other, begun):
     lines = [*begun, trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
     answer = answer_of(noisy)

@@ -141,9 +141,7 @@ def recorded(home, number, rate=10.0, run=None, **changes):
     spec = resolve("tiny-llama")
     file = run_file(run_id=run_id, **{**spec.record_fields(), **(run or {})})
     speed = Throughput(samples_per_s=Spread(median=rate, mad=0.1), measured_under=changes.pop("under", None))
-    result = Result(
-        run_id=run_id, state="finished", throughput=speed, steps=StepCount(measured=20), cpu=None, **changes
-    )
+    result = Result(run_id=run_id, state="finished", throughput=speed, steps=StepCount(measured=20), **changes)
     (directory / RUN_FILE).write_bytes(msgspec.json.encode(file))
     (directory / RESULT_FILE).write_bytes(msgspec.json.encode(result))
 
