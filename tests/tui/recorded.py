@@ -11,6 +11,7 @@ from on_disk import put
 from trainfast_runner.machine.processes import Identity, ProcessRow, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.memory.oom import explain_run, out_of_memory_of
+from trainfast_runner.records import worker_lines
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import (
@@ -30,14 +31,7 @@ from trainfast_runner.records.run_directory import read_records, read_result, re
 from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
-from trainfast_runner.records.worker_lines import (
-    ActualLine,
-    DataLine,
-    ExceptionLine,
-    PhaseLine,
-    StartedLine,
-    WorkerLine,
-)
+from trainfast_runner.records.worker_lines import ActualLine, DataLine, PhaseLine, StartedLine, WorkerLine
 from trainfast_runner.search.batch_journal import BatchLine, BatchQuestion, BatchSnapshot, Probe, RankPeaks
 from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import BestLine, BestQuestion, Space, Trial
@@ -200,7 +194,7 @@ def a_run(
     ]
     if error is not None:
         died = {"rank": error.rank, "phase": error.phase, "type": error.type, "message": error.message}
-        lines.append(ExceptionLine(t_ns=START_NS + 9 * S, step=steps + 1, is_oom=state == "oom", **died))
+        lines.append(worker_lines.ExceptionLine(t_ns=START_NS + 9 * S, step=steps + 1, is_oom=state == "oom", **died))
     write_lines(directory / "worker.jsonl", lines)
     seconds = 8 + int(steps * step_ms / 1000) + 1
     write_lines(directory / "telemetry.jsonl", [a_tick(second, gpus=gpus) for second in range(seconds)])

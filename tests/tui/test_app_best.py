@@ -3,21 +3,10 @@
 import itertools
 
 import pytest
+import recorded
 from msgspec import to_builtins
 from msgspec.structs import replace
-from recorded import (
-    BASELINE,
-    BEST_ID,
-    FASTEST,
-    SLOW_HOST,
-    START_NS,
-    a_question,
-    a_search,
-    a_trial,
-    best_answered,
-    best_going_on,
-    seen,
-)
+from recorded import BASELINE, BEST_ID, SLOW_HOST, START_NS, a_search, a_trial, best_answered, best_going_on, seen
 from still import FULL, SMALL, has, running
 
 from trainfast_runner.records.result import Doubt
@@ -124,7 +113,7 @@ async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in
 def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home, is_live):
     """A trial of 80.0 samples/s of the best setting, whose rate is 60.5 by all that was measured."""
     lines = best_going_on() if is_live else best_answered()
-    lines.insert(-1, a_trial(FASTEST, 80.0, 33))
+    lines.insert(-1, a_trial(recorded.FASTEST, 80.0, 33))
     so_far = BestSoFar(tuple(lines), state="running" if is_live else "answered")
     [mark] = [point for point in candidate_points(so_far) if point.sign == "■"]
     assert mark.y == so_far.best.value.median != 80.0
@@ -158,7 +147,7 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home, live_bes
     ],
 )
 async def test_every_figure_is_that_of_the_objective(home, conducted, size, objective, for_steps, best, unit, charted):
-    lines = [a_question(objective=objective, for_steps=for_steps), *best_going_on()[1:]]
+    lines = [recorded.a_question(objective=objective, for_steps=for_steps), *best_going_on()[1:]]
     joules = [replace(line, joules=0.2 * 16 * 8) if isinstance(line, Trial) else line for line in lines]
     async with running(home, size=size) as (_, pilot):
         text = await pilot.opened(conducted(joules))
