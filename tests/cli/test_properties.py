@@ -36,8 +36,7 @@ def after_set(text):
     except UserError as problem:
         answer = problem
     if isinstance(answer, UserError):
-        assert answer.exit_code == 2
-        assert len(answer.line().splitlines()) == 1
+        assert (answer.exit_code, len(answer.line().splitlines())) == (2, 1)
     else:
         assert answer.overrides == (text.partition("=")[0].strip(),)
     return answer

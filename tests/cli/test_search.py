@@ -79,8 +79,7 @@ def test_the_tightest_of_two_ranks_decides(cli):
     )
     assert done.code == 0, done.err
     found = done.json
-    assert found["tightest_rank"] == 1
-    assert found["limit_bytes"] == 384 << 20
+    assert (found["tightest_rank"], found["limit_bytes"]) == (1, 384 << 20)
     assert all(probe["outcome"] == "fits" for probe in found["probes"])
     assert 0 <= found["headroom_bytes"] < 48 << 20
     assert "rank 1" in done.err
@@ -143,14 +142,12 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli):
     assert "another process" in other.err
     started.signal(signal.SIGINT)
     done = started.end()
-    assert done.code == 130
-    assert done.json["state"] == "cancelled"
+    assert (done.code, done.json["state"]) == (130, "cancelled")
     assert live_runs(cli) == []
     for line in BatchSnapshot.read(directory).lines:
         if isinstance(line, Launched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
-            assert run.search_id == directory.name
-            assert run.role == line.role
+            assert (run.search_id, run.role) == (directory.name, line.role)
 
 
 @pytest.mark.long

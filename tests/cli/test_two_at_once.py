@@ -132,8 +132,7 @@ def test_runs_sort_in_the_order_of_their_launches(tmp_path):
     home = Home(tmp_path)
     made = [home.new_run(word)[0] for word in ("zebra", "monkey", "ant")]
     assert [home.number_launch(run_id) for run_id in made] == [1, 2, 3]
-    assert home.run_ids() == made
-    assert home.find("last") == made[-1]
+    assert (home.run_ids(), home.find("last")) == (made, made[-1])
     # A clock that once was years ahead does not lead the ids along.
     home.directory("20991231-235959-future-0000").mkdir()
     assert home.new_run("now")[0] < "2099"

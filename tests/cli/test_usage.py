@@ -76,8 +76,7 @@ def in_terminal(cli, *words, **environment):
 def test_a_full_disk_behind_stdout_is_printed(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 4
-    assert done.stderr.strip() == "trainfast-tui: No space left on device"
+    assert (done.returncode, done.stderr.strip()) == (4, "trainfast-tui: No space left on device")
 
 
 def test_json_stays_json_on_a_stdout_that_is_not_utf8(monkeypatch):

@@ -184,8 +184,7 @@ def test_devices_are_joined_by_plus_and_each_variant_has_the_grid():
     rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
     assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
     bench = grid("benchmarks-bert", "batch_size=4,512")
-    assert bench.baseline_id == "bert_1 batch_size=56"
-    assert len(bench.rows) == 6 * 2 + 1
+    assert (bench.baseline_id, len(bench.rows)) == ("bert_1 batch_size=56", 6 * 2 + 1)
     assert "bert_6 batch_size=512" in ids(bench)
     own = next(planned for planned in bench.rows if planned.id == bench.baseline_id)
     assert own.published["samples_per_s"] == 88.9

@@ -173,8 +173,7 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds_of_steps_alone():
         "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
         ": about 250 ms of the median step lost"
     )
-    assert finding.figures["slows_down_at_c"] == 92
-    assert finding.cost_fraction == pytest.approx(0.25)
+    assert (finding.figures["slows_down_at_c"], finding.cost_fraction) == (92, pytest.approx(0.25))
     cool = {"throttle_reasons": ["hw_thermal"], "sm_clock_mhz": 990, "temperature_c": 55}
     finding = Case(gpus={0: always(**cool)}).of("thermal")
     assert "though its chip is at 55 °C, 37 °C under the 92 °C at which it slows down" in finding.line

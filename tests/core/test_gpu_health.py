@@ -52,8 +52,7 @@ def test_a_healthy_or_idle_gpu_has_none(fields):
 
 
 def test_the_processes_stand_below_the_rows_of_the_monitor():
-    assert pcie_link(gpu()) == "4 x16"
-    assert pcie_link(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
+    assert (pcie_link(gpu()), pcie_link(gpu(pcie_generation=1, pcie_width=8))) == ("4 x16", "1 x8 of 4 x16")
     text = " ".join(" ".join(lines_below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"
 

@@ -91,17 +91,12 @@ def test_what_is_close_to_a_name_or_value_gets_it(ask, nearest):
 
 def test_arrows_stop_at_the_ends_find_back_from_an_odd_value_and_digits_are_typed_whole():
     batch = KNOBS_BY_NAME["batch_size"]
-    assert batch.turn(8, 1) == 16
-    assert batch.turn(12, 1) == 16
-    assert batch.turn(12, -1) == 8
-    assert batch.turn(1, -1) == 1
+    assert (batch.turn(8, 1), batch.turn(12, 1), batch.turn(12, -1), batch.turn(1, -1)) == (16, 16, 8, 1)
     assert KNOBS_BY_NAME["precision"].turn("fp32", -1) == "fp32"
     values = knob("memory_limit").values
-    assert list(values.ladder("3GiB"))[3:6] == ["2GiB", "3GiB", "4GiB"]
-    assert values.ladder("1024MiB")[-1] == "40GiB"
+    assert (list(values.ladder("3GiB"))[3:6], values.ladder("1024MiB")[-1]) == (["2GiB", "3GiB", "4GiB"], "40GiB")
     assert values.ladder("2GiB+1GiB")[-1] == "2GiB+1GiB"
-    assert knob("lr").text_of(0.000123456789) == "0.000123456789"
-    assert knob("lr").text_of(1e-4) == "0.0001"
+    assert (knob("lr").text_of(0.000123456789), knob("lr").text_of(1e-4)) == ("0.000123456789", "0.0001")
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(BYTE_UNITS)))

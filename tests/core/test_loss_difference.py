@@ -70,8 +70,7 @@ def difference(directory):
 def test_a_run_is_compared_with_the_newest_plain_one(tmp_path):
     ran(tmp_path, OLD, [8.0, 7.0])
     found = difference(ran(tmp_path, NEW, [8.0, 7.07, 6.0], loss="chunked"))
-    assert (found.against, found.steps, found.tolerance) == (OLD, 2, 1e-5)
-    assert found.greatest == pytest.approx(0.01)
+    assert (found.against, found.steps, found.tolerance, found.greatest) == (OLD, 2, 1e-5, pytest.approx(0.01))
     result = Result(run_id=NEW, state="finished", loss_difference=found)
     [doubt] = doubts(result)
     assert doubt.kind == "other_loss"

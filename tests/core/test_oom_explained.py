@@ -85,8 +85,7 @@ def error(phase, rank=0):
 
 def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
     found = explain(a_run(), error("backward"), ON_CPU, known)
-    assert found.phase == "backward"
-    assert (found.grown, found.grown_bytes) == ("activations", 640 * MIB)
+    assert (found.phase, found.grown, found.grown_bytes) == ("backward", "activations", 640 * MIB)
     assert (found.needed_bytes, found.limit_bytes, found.missing_bytes) == (950 * MIB, 512 * MIB, 438 * MIB)
     assert found.basis == "arithmetic"
     own = msgspec.structs.replace(a_run(), predicted=Prediction(total_bytes=900 * MIB))
@@ -99,8 +98,7 @@ def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
 
 def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch():
     changes = explain(a_run(512 * MIB + BEYOND), error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
-    assert changes[0].predicted_bytes == 470 * MIB
+    assert (changes[0].settings, changes[0].predicted_bytes) == ({"batch_size": "16", "grad_accum": "4"}, 470 * MIB)
     assert changes[0].saves == "predicted peak 470 MiB of 545 MiB"
     assert changes[0].costs == "little; the global batch stays"
     assert {"checkpointing": "full"} in [change.settings for change in changes]
@@ -246,8 +244,7 @@ def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes():
 
 def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted_under_a_limit():
     found = explain(a_run(), error("forward"), ON_CPU, lambda spec: None, held_bytes=500 * MIB)
-    assert (found.held_bytes, found.asked_bytes) == (500 * MIB, 64 * MIB)
-    assert found.missing_bytes == 52 * MIB
+    assert (found.held_bytes, found.asked_bytes, found.missing_bytes) == (500 * MIB, 64 * MIB, 52 * MIB)
     predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
     unforeseen = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)

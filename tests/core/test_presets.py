@@ -31,8 +31,7 @@ def test_a_user_preset_extends_a_shipped_one(user_presets):
     (user_presets / "mine.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 3\n')
     spec = resolve("mine", ["grad_accum=2", "model.num_hidden_layers=1", "data.kind=random"])
     assert (spec.knobs["batch_size"], spec.knobs["seq_len"], spec.knobs["grad_accum"]) == (3, 128, 2)
-    assert (spec.model["num_hidden_layers"], spec.model["family"]) == (1, "llama")
-    assert spec.data["kind"] == "random"
+    assert (spec.model["num_hidden_layers"], spec.model["family"], spec.data["kind"]) == (1, "llama", "random")
     assert spec.overrides == ("grad_accum", "model.num_hidden_layers", "data.kind")
     (user_presets / "tiny-llama.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 5\n')
     assert resolve("tiny-llama").knobs["batch_size"] == 5, "it may refine the one that it hides"

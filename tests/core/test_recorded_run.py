@@ -26,8 +26,7 @@ def directory(tmp_path):
 
 def test_its_records_are_readable_shown_as_they_ended_and_joined_to_its_gpu(directory):
     records = read_records(directory)
-    assert records.unreadable_lines == 0
-    assert len(records.steps[0]) == 24
+    assert (records.unreadable_lines, len(records.steps[0])) == (0, 24)
     assert [len(samples) for samples in records.device_samples.values()] == [11]
     assert len(records.host_samples) == 11
     ticks, unreadable = read_all(directory / "telemetry.jsonl", Tick)

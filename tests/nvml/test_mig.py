@@ -64,7 +64,6 @@ def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_librar
     names = [f"MIG-00000000-0000-0000-000{number}-000000000001" for number in (1, 2)]
     assert [reading["uuid"] for reading in readings[2:]] == names
     instance = readings[2]
-    assert instance["name"] == "NVIDIA Stand-In 80GB MIG 1g.10gb"
-    assert instance["memory_used_bytes"] == 512 << 20
+    assert (instance["name"], instance["memory_used_bytes"]) == ("NVIDIA Stand-In 80GB MIG 1g.10gb", 512 << 20)
     assert instance.get("power_w") is None
     assert "gpu2.power_w" in missing

@@ -12,8 +12,7 @@ def test_every_reading_arrives_in_its_unit(watch):
     [gpu], missing = look(0)
     assert missing == {}
     assert (gpu.index, gpu.uuid, gpu.name, gpu.error) == (0, "GPU-0", "NVIDIA Stand-In 80GB", None)
-    assert (gpu.compute_capability, gpu.memory_used_bytes) == ("8.0", 1024 * MIB)
-    assert gpu.memory_total_bytes == 81920 * MIB
+    assert (gpu.compute_capability, gpu.memory_used_bytes, gpu.memory_total_bytes) == ("8.0", 1024 * MIB, 81920 * MIB)
     assert gpu.memory_free_bytes == (81920 - 1024 - 512) * MIB, "what the driver reserves is not free"
     assert (gpu.gpu_utilization_percent, gpu.memory_utilization_percent) == (97, 41)
     assert (gpu.temperature_c, gpu.slowdown_temperature_c, gpu.shutdown_temperature_c) == (50, 92, 95)
@@ -26,8 +25,7 @@ def test_every_reading_arrives_in_its_unit(watch):
     assert gpu.mig_mode is False
     assert (gpu.power_w, gpu.power_limit_w, gpu.energy_mj) == (250.0, 400.0, 5_000_000)
     assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz) == (1410, 1980)
-    assert (gpu.memory_clock_mhz, gpu.memory_clock_max_mhz) == (1593, 1593)
-    assert gpu.throttle_reasons == []
+    assert (gpu.memory_clock_mhz, gpu.memory_clock_max_mhz, gpu.throttle_reasons) == (1593, 1593, [])
     assert (gpu.power_violation_ns, gpu.thermal_violation_ns) == (0, 0)
     assert (gpu.pcie_generation, gpu.pcie_width, gpu.pcie_generation_max, gpu.pcie_width_max) == (4, 16, 4, 16)
     assert [(p.pid, p.memory_used_bytes, p.kind) for p in gpu.processes or []] == [(4242, 2048 * MIB, "compute")]
@@ -93,8 +91,7 @@ def test_an_older_driver_answers_through_its_older_functions(watch, absent):
     look = watch(Machine(gpus(1, reasons=0x4, processes={7: MIB}), absent=frozenset(absent)))
     [gpu], missing = look(0)
     assert missing == {}
-    assert (gpu.throttle_reasons, gpu.temperature_c) == (["sw_power_cap"], 50)
-    assert gpu.memory_total_bytes == 81920 * MIB
+    assert (gpu.throttle_reasons, gpu.temperature_c, gpu.memory_total_bytes) == (["sw_power_cap"], 50, 81920 * MIB)
     assert [p.pid for p in gpu.processes or []] == [7]
 
 

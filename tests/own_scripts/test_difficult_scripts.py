@@ -88,8 +88,7 @@ def test_script_that_catches_the_clean_stop_is_ended(cli):
 @pytest.mark.ci
 def test_out_of_memory_before_the_first_step_names_its_phase(cli):
     result = run_script(cli, *script("plain_torch.py", "--huge"), code=3)
-    assert (result["state"], result["error"]["phase"]) == ("oom", "forward")
-    assert result["script"]["exit_code"] == 1
+    assert (result["state"], result["error"]["phase"], result["script"]["exit_code"]) == ("oom", "forward", 1)
     assert "forward" in cli("runs", "show", "last").out
 
 

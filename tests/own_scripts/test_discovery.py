@@ -173,8 +173,7 @@ def test_script_without_a_parser_tells_the_ways_of_its_framework(cli, name, stop
 def test_script_behind_a_launcher_runs_as_the_only_rank(cli):
     launcher = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     found = discovered(cli, "--", *launcher, str(SCRIPTS / "nanogpt_ddp.py"))
-    assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
-    assert found["framework"] == "torch"
+    assert (found["stopped_at"], found["flags"], found["framework"]) == ("the first optimizer", [], "torch")
     assert tomllib.loads((cli.presets / "mine.toml").read_text())["script"]["framework"] == "torch"
     allocator = {"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF": ["allocator"]}
     assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"], **allocator}

@@ -147,8 +147,7 @@ def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(options
     launcher.write_text(f"#!{sys.executable}\n")
     launcher.chmod(0o755)
     command = read_command((str(launcher), *options, TRAIN))
-    assert command.ranks(gpus) == ranks
-    assert command.argv_on(gpus)[-2:] == [f"--nproc-per-node={ranks}", TRAIN]
+    assert (command.ranks(gpus), command.argv_on(gpus)[-2:]) == (ranks, [f"--nproc-per-node={ranks}", TRAIN])
 
 
 @pytest.mark.parametrize(

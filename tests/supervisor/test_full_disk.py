@@ -63,17 +63,14 @@ def test_records_that_cannot_be_read_do_not_end_the_run(run):
     run.supervise()
     (run.directory / "ready").touch()
     result = run.end()
-    assert result.state == "failed"
-    assert result.steps.measured == 3
-    assert result.unreadable_lines == 1
+    assert (result.state, result.steps.measured, result.unreadable_lines) == ("failed", 3, 1)
     assert run.events("trouble")
     assert read_result(run.directory) == result
 
 
 def test_what_a_rank_could_not_write_is_noted_with_the_result(run):
     result = run.result_of("begin(); train(5); say('trouble', detail='steps.jsonl cannot be written'); say('finished')")
-    assert result.state == "finished"
-    assert result.troubles == ["rank 0: steps.jsonl cannot be written"]
+    assert (result.state, result.troubles) == ("finished", ["rank 0: steps.jsonl cannot be written"])
 
 
 WITHIN_A_SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

@@ -37,8 +37,7 @@ def test_medians_leave_the_warm_up_out(tmp_path):
     assert (result.step_ms.p50, result.step_ms.p90) == (100, pytest.approx(310))
     assert (result.step_ms.data, result.step_ms.forward) == (10, None)
     assert (result.throughput.samples_per_s.median, result.throughput.samples_per_s.mad) == (80, 0)
-    assert result.throughput.tokens_per_s.median == 800
-    assert (result.loss.first, result.loss.last) == (3, 3)
+    assert (result.throughput.tokens_per_s.median, result.loss.first, result.loss.last) == (800, 3, 3)
     assert result.memory.peak_allocated_bytes == 99  # the warm-up's peak is a peak too
     assert (result.seconds, result.started_wall_ns) == (60, 7)
 
@@ -74,8 +73,7 @@ def test_ranks_that_share_a_batch_are_counted_once(tmp_path):
         record(tmp_path, **{f"steps{f'.rank{rank}' if rank else ''}": lines})
     record(tmp_path, worker=[{"t_ns": 1, "kind": "actual", "mesh": {"dp": 2, "tp": 2}, "model_flops_per_sample": 1e12}])
     result = result_of(tmp_path, world_size=4)
-    assert result.throughput.samples_per_s.median == 160
-    assert result.flops.model_tflops_per_device == pytest.approx(40)
+    assert (result.throughput.samples_per_s.median, result.flops.model_tflops_per_device) == (160, pytest.approx(40))
     assert (result.flops.mfu, result.flops.peak_tflops) == (None, None)
     assert (result.memory.peak_allocated_bytes, result.actual.mesh) == (3, {"dp": 2, "tp": 2})
 
@@ -112,8 +110,7 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
         ],
     )
     result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU], start_temperature_c=47)
-    assert result.energy.joules == pytest.approx(1600)
-    assert result.energy.joules_per_step == pytest.approx(200)
+    assert (result.energy.joules, result.energy.joules_per_step) == (pytest.approx(1600), pytest.approx(200))
     assert result.throttle.clock_loss_fraction == 0.25
     assert result.throttle.devices[0].throttled_ms["thermal"] == pytest.approx(1500, rel=0.05)
     assert result.throttle.devices[0].temperature_c == 51
@@ -121,8 +118,7 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert (result.conditions.start_temperature_c, result.conditions.measured_from_temperature_c) == (47, 51)
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
-    assert result.throttle.power_fraction == 0
-    assert result.memory.device_peak_used_bytes == 12
+    assert (result.throttle.power_fraction, result.memory.device_peak_used_bytes) == (0, 12)
 
 
 @pytest.mark.parametrize(("counted", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")])
@@ -203,8 +199,7 @@ def test_a_silent_gpu_is_listed_with_its_seconds(tmp_path):
     result = result_of(tmp_path, watch_uuids=[GPU])
     (outage,) = result.conditions.outages
     assert (outage.device, outage.seconds, outage.measured_fraction, outage.back) == (0, 7, 0.7, True)
-    assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
-    assert result.doubts == doubts(result)
+    assert (result.conditions.started_clean, result.conditions.clean, result.doubts) == (True, False, doubts(result))
     assert [doubt.text for doubt in doubts(result)] == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time",
         "saw an Xid error on GPU 0: 79",
@@ -245,8 +240,7 @@ def test_spread_and_percentiles():
     assert spread([]).median is None
     assert (spread([1, 2, 3, 100]).median, spread([1, 2, 3, 100]).mad) == (2.5, 1)
     assert percentile([], 0.5) is None
-    assert percentile([3.0], 0.99) == 3
-    assert percentile([1.0, 2.0], 0.25) == 1.25
+    assert (percentile([3.0], 0.99), percentile([1.0, 2.0], 0.25)) == (3, 1.25)
 
 
 JSON = st.recursive(

@@ -168,8 +168,7 @@ def test_memory_that_ran_out_outweighs_what_others_saw_first_and_a_later_stop_re
         1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
     }
     verdict = judged(worker_lines=worker_lines)
-    assert verdict.state == "oom"
-    assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
+    assert (verdict.state, verdict.reason) == ("oom", "CUDA out of memory. Tried 2 GiB (rank 1, phase train)")
     worker_lines = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
     assert judged(worker_lines=worker_lines, stop_ns=20).state == "failed"
     assert judged(worker_lines=worker_lines, stop_ns=5).state == "stopped"
@@ -214,9 +213,7 @@ def test_what_ran_is_not_what_was_asked(field, asked, ran):
 
 
 def test_a_reason_is_one_short_line():
-    assert one_line("\n\n  first \nsecond") == "first"
-    assert len(one_line("x" * 1000)) == 300
-    assert one_line("") == ""
+    assert (one_line("\n\n  first \nsecond"), len(one_line("x" * 1000)), one_line("")) == ("first", 300, "")
 
 
 @pytest.mark.parametrize(

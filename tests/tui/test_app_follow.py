@@ -96,12 +96,10 @@ def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home, hold):
     snapshot = Follower(directory).poll()
     assert bytes_read() - before < RECENT_BYTES + (1 << 20)
     assert (directory / "steps.jsonl").stat().st_size > 2 * RECENT_BYTES
-    assert len(snapshot.steps) == STEPS_KEPT
-    assert snapshot.steps[-1].step == 20_000
+    assert (len(snapshot.steps), snapshot.steps[-1].step) == (STEPS_KEPT, 20_000)
     assert snapshot.first_loss is not None
     assert snapshot.first_loss > 7.9
-    assert len(snapshot.log) == LOG_LINES_KEPT
-    assert snapshot.log[-1] == "line 49999"
+    assert (len(snapshot.log), snapshot.log[-1]) == (LOG_LINES_KEPT, "line 49999")
 
 
 def test_damage_and_holes_are_survived(home):
@@ -111,13 +109,10 @@ def test_damage_and_holes_are_survived(home):
     (directory / "output.log").write_bytes(b"head\n" + b"\0" * 10_000 + b"tail \xff\xfe\r\n")
     snapshot = Follower(directory).poll()
     assert snapshot.run_file is None
-    assert snapshot.state == "finished"
-    assert len(snapshot.ticks) == 1
-    assert snapshot.log == ("head", "tail ��")
+    assert (snapshot.state, len(snapshot.ticks), snapshot.log) == ("finished", 1, ("head", "tail ��"))
     empty = home.directory("20261121-000000-empty-0000")
     empty.mkdir()
-    assert Follower(empty).poll().steps == ()
-    assert Follower(home.directory("never")).poll().state == "lost"
+    assert (Follower(empty).poll().steps, Follower(home.directory("never")).poll().state) == ((), "lost")
 
 
 def test_the_newest_live_run_goes_before_a_newer_ended_one_and_none_that_cannot_be_read(home, hold):
@@ -189,22 +184,18 @@ def test_only_the_newest_snapshot_counts():
 
 def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu():
     pacer = Pacer()
-    assert pacer.note(0.01) == SHORTEST_PERIOD_S
-    assert pacer.words == ""
-    assert pacer.note(0.9) == 2 * SHORTEST_PERIOD_S
+    assert (pacer.note(0.01), pacer.words, pacer.note(0.9)) == (SHORTEST_PERIOD_S, "", 2 * SHORTEST_PERIOD_S)
     assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
         pacer.note(0.0, unwritten_texts=9)
     assert pacer.period_s == LONGEST_PERIOD_S
     for _ in range(40):
         pacer.note(0.0)
-    assert pacer.period_s == SHORTEST_PERIOD_S
-    assert pacer.words == ""
+    assert (pacer.period_s, pacer.words) == (SHORTEST_PERIOD_S, "")
     pacer = Pacer()
     assert pacer.note(0.01, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S > SHORTEST_PERIOD_S
     assert pacer.words == "", "nothing is late"
-    assert pacer.note(0.9, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S
-    assert pacer.note(0.9, trains_on_cpu=True) == 2.0
+    assert (pacer.note(0.9, trains_on_cpu=True), pacer.note(0.9, trains_on_cpu=True)) == (PERIOD_BESIDE_TRAINING_S, 2.0)
     assert Pacer().note(0.01) == SHORTEST_PERIOD_S
 
 

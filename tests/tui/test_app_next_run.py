@@ -27,8 +27,7 @@ async def test_a_knob_turned_away_and_back_is_no_override(home):
     written = next_run_from_preset("tiny-llama")
     for name in ("batch_size", "precision", "workers", "memory_limit", "devices", "lr", "steps"):
         turned = written.turn(name, 1)
-        assert turned.spec.overrides == (name,)
-        assert turned.with_value(name, written.text_of(name)).spec == written.spec
+        assert (turned.spec.overrides, turned.with_value(name, written.text_of(name)).spec) == ((name,), written.spec)
     run = read_run_file(a_run(home, knobs={"batch_size": 32, "seq_len": 256}))
     assert run is not None
     repeated = repeat_preset_run(run).with_value("batch_size", written.text_of("batch_size"))
@@ -52,8 +51,7 @@ async def test_a_knob_of_a_script_turned_back_is_no_override(home):
     turned = written.turn("batch_size", 1).with_value("timing_warmup", "5").with_value("grad_accum", "4")
     assert turned.spec.overrides == ("batch_size", "timing_warmup", "grad_accum")
     back = turned.turn("batch_size", -1).with_value("timing_warmup", "3")
-    assert back.spec.overrides == ("grad_accum",)
-    assert back.spec.knobs == {"batch_size": 8, "grad_accum": 4}
+    assert (back.spec.overrides, back.spec.knobs) == (("grad_accum",), {"batch_size": 8, "grad_accum": 4})
     assert back.reset("grad_accum").spec == written.spec
 
 

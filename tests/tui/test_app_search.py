@@ -67,8 +67,7 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home):
         has(text, "✗ batch_size 1 does not fit: 75.0 MiB too much")
         has(text, "▸ change 1    optimizer=adafactor  frees 120 MiB; speed: slower to converge")
         await pilot.press("down", "enter")
-        assert app.knobs["checkpointing"] == "full"
-        assert app.knobs["precision"] == "bf16"
+        assert (app.knobs["checkpointing"], app.knobs["precision"]) == ("full", "bf16")
 
 
 async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(home, live_search, cancelled):

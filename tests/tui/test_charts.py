@@ -148,8 +148,7 @@ def test_empty_data_says_the_owners_sentence_and_no_size_is_no_error():
     for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
         rows = lines(msgspec.structs.replace(chart, empty="No GPU was found."))
         assert sum("No GPU was found." in row for row in rows) == 1
-    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
-    assert lines(a_chart(a_series([1.0])), 5, 0) == []
+    assert (lines(a_chart(a_series([1.0])), 0, 3), lines(a_chart(a_series([1.0])), 5, 0)) == (["", "", ""], [])
     assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
 
 
@@ -286,8 +285,7 @@ async def test_every_part_can_be_read_in_every_theme():
 
 def test_the_range_grows_at_once_and_shrinks_late():
     y_range = YRange()
-    assert y_range.fit(0, 95, 0) == (0, 100)
-    assert y_range.fit(0, 310, 1 * S) == (0, 400)
+    assert (y_range.fit(0, 95, 0), y_range.fit(0, 310, 1 * S)) == ((0, 100), (0, 400))
     for second in range(2, 22):
         assert y_range.fit(0, 95, second * S) == (0, 400)
     assert y_range.fit(0, 95, 22 * S) == (0, 100)

@@ -42,8 +42,7 @@ def test_a_compilation_stands_where_it_began(home):
     first = a_step(1)
     write_lines(directory / "steps.jsonl", [msgspec.structs.replace(first, compiling=True, step_ms=7000.0)])
     event = next(one for one in events_of_run(Follower(directory).poll()) if one.sign == "c")
-    assert event.t_ns == first.t_ns - 7 * S
-    assert event.words == "step 1 compiled: it took 7 s"
+    assert (event.t_ns, event.words) == (first.t_ns - 7 * S, "step 1 compiled: it took 7 s")
 
 
 class Line(App[None]):

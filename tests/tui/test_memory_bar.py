@@ -56,9 +56,7 @@ def test_the_prediction_stands_by_category_each_with_its_own_sign_against_the_li
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar():
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(NextRunMemory(large))
-    assert lines[1][23] == "┃"
-    assert lines[1].count("░") == 45
-    assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
+    assert (lines[1][23], lines[1].count("░"), lines[-1]) == ("┃", 45, "2.00 GiB too much; batch_size 1 does not fit")
     lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
 
@@ -103,10 +101,7 @@ def text(share, width):
 
 
 def test_a_bar_knows_eighths_and_ascii():
-    assert text(0.5, 8) == "████····"
-    assert text(1 / 16, 8) == "▌·······"
-    assert text(None, 4) == "····"
-    assert text(7.0, 4) == "████"
+    assert (text(0.5, 8), text(1 / 16, 8), text(None, 4), text(7.0, 4)) == ("████····", "▌·······", "····", "████")
     assert to_ascii(text(0.5, 8)) == "####...."
     assert text(0.5, 0) == ""
 

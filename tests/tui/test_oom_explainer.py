@@ -94,8 +94,7 @@ def test_each_trace_makes_the_explanation_better(home, tracer):
         last = found
     assert last.explanation.needed_bytes == (100 + 10 * 4096) * MIB
     change = last.explanation.changes[0]
-    assert change.settings == {"batch_size": "64", "grad_accum": "64"}
-    assert change.predicted_bytes == 740 * MIB
+    assert (change.settings, change.predicted_bytes) == ({"batch_size": "64", "grad_accum": "64"}, 740 * MIB)
     assert posted.empty(), "looking again at the same run starts nothing"
 
 

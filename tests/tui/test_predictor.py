@@ -60,8 +60,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(home, tracer
     answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
     found = answers.next().fit
-    assert found.predicted.total_bytes == 220 * MIB
-    assert found.predicted.activations_bytes == 120 * MIB
+    assert (found.predicted.total_bytes, found.predicted.activations_bytes) == (220 * MIB, 120 * MIB)
     assert found.available == AvailableMemory(GIB, "memory_limit", from_memory_limit=True)
     assert found.margin_bytes == UNCORRECTED_MARGIN_BYTES
     assert found.left_bytes == (1024 - 220) * MIB - UNCORRECTED_MARGIN_BYTES
@@ -172,8 +171,7 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(h
         await pilot.show(ended)
         assert len(requests) == asked, "a snapshot without news asks nothing"
         await pilot.press("right")
-        assert len(requests) == asked + 1
-        assert (requests[-1].spec.knobs["batch_size"], requests[-1].may_trace) == (16, True)
+        assert (len(requests), requests[-1].spec.knobs["batch_size"], requests[-1].may_trace) == (asked + 1, 16, True)
         assert requests[-1].free_bytes is not None
         live = a_live_run(home, hold, run_id="20261121-060000-tiny-llama-0001")
         await pilot.show(a_snapshot(live, second=23))

@@ -39,8 +39,7 @@ def test_workers_and_ranks_see_the_same_images(train, image_paths):
     alone = train(**{**VISION, "data": data})
     assert alone.code == 0, alone.stderr
     helped = train(**{**VISION, "data": data}, workers=2)
-    assert helped.record("actual")["loader_workers_alive"] == 2
-    assert helped.losses() == alone.losses()
+    assert (helped.record("actual")["loader_workers_alive"], helped.losses()) == (2, alone.losses())
     both = train(**{**VISION, "data": data, "batch_size": 4}, ranks=2, strategy="ddp")
     assert both.losses() == pytest.approx(alone.losses(), rel=1e-4)
     text = alone.record("data")
@@ -51,8 +50,7 @@ def test_workers_and_ranks_see_the_same_images(train, image_paths):
 
 def test_more_folders_than_classes_are_refused(train, image_paths):
     refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": image_paths}})
-    assert refused.code == 2
-    assert refused.record("invalid")["key"] == "model.num_labels"
+    assert (refused.code, refused.record("invalid")["key"]) == (2, "model.num_labels")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -117,8 +115,7 @@ def test_halves_of_a_row_and_the_shifted_input():
     from trainfast_runner.worker.data.samples import EncoderDecoderSplit
 
     batch = EncoderDecoderSplit(encoder_tokens=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
-    assert batch["input_ids"].tolist() == [[5, 6]]
-    assert batch["labels"].tolist() == [[7, 8, 9]]
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 6]], [[7, 8, 9]])
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
 
 

@@ -68,8 +68,7 @@ def test_chunked_loss_gives_the_loss_and_the_gradients_of_the_whole_logits(famil
     model, loss = one_step(family, loss="chunked")
     assert loss == pytest.approx(expected, rel=LEVERS["loss"]["chunked"].tolerance)
     assert_equal(model, plain, 1e-4)
-    assert actual_fields(model)["loss_function"] == "chunked"
-    assert actual_fields(plain)["loss_function"] == "full"
+    assert (actual_fields(model)["loss_function"], actual_fields(plain)["loss_function"]) == ("chunked", "full")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "mixtral", "gemma2", "t5"])
@@ -80,8 +79,7 @@ def test_checkpointing_trains_the_same(family, value, layers):
     assert loss == pytest.approx(expected, rel=1e-6)
     assert_equal(model, plain, 1e-5)
     ran = actual_fields(model)
-    assert ran["checkpointing"] == value
-    assert ran["checkpointed_layers"] == layers + (family == "t5" and layers == 5)
+    assert (ran["checkpointing"], ran["checkpointed_layers"]) == (value, layers + (family == "t5" and layers == 5))
 
 
 def test_partial_checkpointing_is_refused_where_it_would_be_another_one():

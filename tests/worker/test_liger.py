@@ -67,8 +67,7 @@ def built(fields=None, objective="causal-lm", **knobs):
 def test_its_kernels_take_the_models_place_and_never_the_loss(package):
     model, _ = built(kernels="liger")
     assert package == [{"cross_entropy": False, "fused_linear_cross_entropy": False}]
-    assert actual_fields(model)["kernels"] == "liger"
-    assert actual_fields(model)["loss_function"] == "full"
+    assert (actual_fields(model)["kernels"], actual_fields(model)["loss_function"]) == ("liger", "full")
     assert actual_fields(built()[0])["kernels"] == "off"
     with pytest.raises(InvalidInput, match="liger-kernel has no kernels for qwen2"):
         built(llama(family="qwen2"), kernels="liger")

@@ -89,8 +89,7 @@ def test_the_head_of_a_classifier_is_trained_with_its_adapters():
 @pytest.mark.parametrize(("targets", "layers"), [("all", 7), ("attention", 4), ("q_proj+self_attn.o_proj", 2)])
 def test_targets_are_kinds_of_layers_or_their_names(targets, layers):
     model = built("llama", method="lora", lora_targets=targets)
-    assert len(lora.actual(model)["adapted_layers"]) == layers
-    assert len(list(lora.adapted_layers(model))) == 2 * layers
+    assert (len(lora.actual(model)["adapted_layers"]), len(list(lora.adapted_layers(model)))) == (layers, 2 * layers)
 
 
 def test_an_unknown_target_names_the_nearest_layer():

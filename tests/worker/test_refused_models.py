@@ -59,8 +59,7 @@ def test_a_family_without_this_head_or_attention_says_which_it_has():
     config = resolve_config({"family": "deberta-v2"})
     with pytest.raises(InvalidInput, match="deberta-v2 has no causal-lm head") as refused:
         build_model(config, "causal-lm", worker_knobs(attention="eager"), torch.device("cpu"))
-    assert refused.value.key == "data.objective"
-    assert refused.value.allowed == ["masked-lm", "sequence-classification"]
+    assert (refused.value.key, refused.value.allowed) == ("data.objective", ["masked-lm", "sequence-classification"])
     config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
     with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
         build_model(config, "causal-lm", worker_knobs(attention="sdpa"), torch.device("meta"))

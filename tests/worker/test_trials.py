@@ -181,8 +181,7 @@ def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start):
     assert (line.outcome, line.phase, line.ended_process) == ("oom", "forward", True)
     assert "allocate" in (line.message or "")
     result = process.wait_for_end()
-    assert result.state == "oom"
-    assert (result.oom.batch_size, result.oom.changes) == (4096, [])
+    assert (result.state, result.oom.batch_size, result.oom.changes) == ("oom", 4096, [])
 
 
 @pytest.mark.long
@@ -216,8 +215,7 @@ def test_a_loss_that_is_not_finite_fails_its_trial_and_a_step_that_compiled_is_n
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
     fields = trial_fields(steps, tokens_per_sample=33)
     assert fields["step_ms"] == pytest.approx([30.0 * 66 / 60, 40.0 * 66 / 70]), "of 66 tokens, a mean step's"
-    assert fields["tokens"] == 65
-    assert (fields["data_ms"], fields["peak_allocated_bytes"]) == ([3.0, 4.0], 9)
+    assert (fields["tokens"], fields["data_ms"], fields["peak_allocated_bytes"]) == (65, [3.0, 4.0], 9)
 
 
 def test_an_order_may_set_a_knob_that_has_no_field():

@@ -43,8 +43,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch():
         optimizer=["adamw", "adamw-fused", "sgd"],
     )
     space = enumerate_space(survey(), varied, 32)
-    assert len(space.candidates) == 30
-    assert space.dropped == 120
+    assert (len(space.candidates), space.dropped) == (30, 120)
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
     assert all(one.samples_per_step == 32 for one in space.candidates)
     baseline = space.candidates[space.baseline_number]

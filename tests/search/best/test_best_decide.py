@@ -214,11 +214,9 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
 
 def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow():
     rule = StepRule(give_up_ms=150.0)
-    assert rule.judge([100.0] * (MIN_TIMED_STEPS - 1)) == "more"
-    assert rule.judge([100.0] * MIN_TIMED_STEPS) == "enough"
+    assert (rule.judge([100.0] * (MIN_TIMED_STEPS - 1)), rule.judge([100.0] * MIN_TIMED_STEPS)) == ("more", "enough")
     assert rule.judge([90.0, 110.0, 85.0, 118.0, 100.0]) == "more"
-    assert rule.judge([90.0, 110.0] * MAX_TIMED_STEPS) == "enough"
-    assert rule.judge([200.0, 190.0]) == "slow"
+    assert (rule.judge([90.0, 110.0] * MAX_TIMED_STEPS), rule.judge([200.0, 190.0])) == ("enough", "slow")
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 
 

@@ -89,8 +89,7 @@ def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begu
     ran = [*begun, slow, trial(elsewhere, run_id="two")]
     ranking = BestState([asked, space.space, *ran], 0.0).cold
     there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
-    assert there.mean == pytest.approx(-back.mean)
-    assert there.half_width == pytest.approx(back.half_width)
+    assert (there.mean, there.half_width) == (pytest.approx(-back.mean), pytest.approx(back.half_width))
 
 
 def test_a_baseline_that_wins_says_within_how_much_noise_and_a_losing_leader_is_not_within(space, base, other, begun):
@@ -105,8 +104,7 @@ def test_a_baseline_that_wins_says_within_how_much_noise_and_a_losing_leader_is_
     )
     lines = [*begun, trial(other, ms=90.0)]
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
-    assert answer.best_number == base
-    assert answer.verdicts[other].reason == "-37.4 % against the best"
+    assert (answer.best_number, answer.verdicts[other].reason) == (base, "-37.4 % against the best")
 
 
 def test_a_lever_that_changes_the_first_losses_beyond_its_tolerance_fails(space, base):
@@ -155,8 +153,7 @@ def test_a_clear_answer_names_its_winner_and_a_search_cut_short_has_none_yet(tmp
 
 def test_a_search_that_its_budget_ended_says_how_far_it_came(tmp_path, space):
     cut = searched(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
-    assert cut["tried_in_budget"] == 2
-    assert cut["best"]["knobs"] == cut["baseline"]["knobs"]
+    assert (cut["tried_in_budget"], cut["best"]["knobs"]) == (2, cut["baseline"]["knobs"])
     ran = [one["knobs"] for one in cut["trials"]]
     assert cut["effects"]
     assert all(any(knobs[one["knob"]] == one["value"] for knobs in ran) for one in cut["effects"]), "each was run"

@@ -68,13 +68,11 @@ def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds_which_ranks_on_
     time, whole = timed("batch_size=8"), seconds_of(0.015, 0.16, 0.09)
     assert time.seconds == pytest.approx(whole)
     parts = seconds_of(0.015, 0, 0), seconds_of(0, 0.16, 0), seconds_of(0, 0, 0.09)
-    assert time.shares == pytest.approx([part / whole for part in parts])
-    assert time.samples == 8
+    assert (time.shares, time.samples) == (pytest.approx([part / whole for part in parts]), 8)
     assert timed("batch_size=8", "grad_accum=3").seconds == pytest.approx(seconds_of(0.035, 0.48, 0.25))
     assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(seconds_of(0.015, 0.02, 0.09))
     two = timed("batch_size=8", "strategy=ddp", "devices=2", devices=2)
-    assert two.seconds == pytest.approx(seconds_of(0.015, 0.32, 0.18))
-    assert two.samples == 16
+    assert (two.seconds, two.samples) == (pytest.approx(seconds_of(0.015, 0.32, 0.18)), 16)
     spec = resolve("tiny-llama", ["precision=fp16"])
     assert step_time(spec, traced(spec), 1, 2, CEILING) is None
 
@@ -157,8 +155,7 @@ def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path):
     recorded(home, 1, 11.0)
     recorded(home, 2, 12.0)
     recorded(home, 3, 13.0, run={"model": {"family": "gpt2"}})
-    assert rates(home) == [12.0, 11.0]
-    assert rates(home, SpeedDevice("cuda", "NVIDIA H100")) == []
+    assert (rates(home), rates(home, SpeedDevice("cuda", "NVIDIA H100"))) == ([12.0, 11.0], [])
 
 
 @pytest.mark.parametrize(
