@@ -1,4 +1,4 @@
-"""Keys, their help and palette, themes and plain ASCII, of the whole app."""
+"""Keys, typed ahead of their dialogs too, their help and palette, themes and plain ASCII, of the whole app."""
 
 import ast
 import importlib
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from recorded import a_run, a_tick
 from still import FULL, SMALL, a_snapshot, has, running, shown
+from textual.events import Key
 from textual.widget import Widget
 
 import trainfast_tui
@@ -16,6 +17,7 @@ from trainfast_tui.app import TrainfastApp
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.screens.base import AppScreen, Page
 from trainfast_tui.screens.help import help_sections
+from trainfast_tui.terminal.textual_app import KeyReader, after_escape
 from trainfast_tui.text.format import line_text
 from trainfast_tui.text.keys import ACTIONS, key_of
 
@@ -125,3 +127,38 @@ async def test_the_log_opens_closes_and_scrolls(home):
         (directory / "output.log").write_text(log + "more\n" * 9)
         assert await pilot.show(a_snapshot(directory)) == back, "the lines that a person reads stay where they are"
         assert "line 99" not in await pilot.press("l")
+
+
+def keys_of(*reads):
+    """The typed keys by name: an `alt+` key as the two it stands for."""
+    reader = KeyReader()
+    names = []
+    for read in reads:
+        for event in reader.feed(read):
+            assert isinstance(event, Key)
+            later = after_escape(event)
+            names += [event.key] if later is None else ["escape", later.key]
+    return names
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [*zip("\r 1-=?/", ["enter", "space", "1", "minus", "equals_sign", "question_mark", "slash"], strict=True)],
+)
+def test_esc_is_kept_before_every_key(typed, name):
+    assert keys_of(f"\x1b{typed}") == ["escape", name]
+    assert keys_of("\x1b", typed) == ["escape", name], "in two reads of one moment"
+    assert keys_of(f"j\x1b{typed}k") == ["j", "escape", name, "k"]
+
+
+def test_a_key_typed_after_escape_has_its_character():
+    for name, sign in (("alt+q", "q"), ("alt+shift+q", "Q"), ("alt+1", "1"), ("alt+space", " "), ("alt+slash", "/")):
+        later = after_escape(Key(name, None))
+        assert later.character == sign
+    for name in ("alt+up", "alt+f1", "q", "ctrl+alt+q"):
+        assert after_escape(Key(name, None)) is None
+
+
+def test_sequences_of_the_terminal_stay_what_they_are():
+    assert keys_of("\x1b[A", "\x1bOP", "\x1b[1;5C", "\x1b", "[B") == ["up", "f1", "ctrl+right", "down"]
+    assert [type(event).__name__ for event in KeyReader().feed("\x1b[200~a b\x1b[201~x")] == ["Paste", "Key"]

@@ -1,16 +1,20 @@
-"""The monitor: the machine for a person about to train."""
+"""The monitor and the topology: the machine for a person about to train."""
 
 import threading
 
 import msgspec
 import pytest
+import stand_in
 from msgspec.structs import replace
 from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
+from stand_in import Gpu, Machine
 from still import a_live_run, a_snapshot, has, running, the_machine
 
 from trainfast_runner.machine.processes import Identity, ProcessRow
 from trainfast_runner.machine.telemetry.binding import library_failure
+from trainfast_runner.machine.telemetry.topology import read_topology
 from trainfast_tui.live.reader import Reader
+from trainfast_tui.text.topology import peer_lines, silent_lines
 
 
 async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home):
@@ -138,3 +142,60 @@ async def test_no_driver_at_all_is_no_trouble(home):
     main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name").sentence})
     assert "no GPU" in main
     assert "libnvidia-ml" not in main
+
+
+ISLANDS = Machine(
+    [
+        Gpu(
+            uuid=f"GPU-{index}",
+            bus=index,
+            node=index // 4,
+            links=tuple(b for b in range(8) if b != index and b // 4 == index // 4),
+        )
+        for index in range(8)
+    ]
+)
+
+
+async def opened(home, machine, size, **options):
+    with stand_in.installed(machine):
+        async with running(home, size=size, **options) as (app, pilot):
+            await pilot.show(a_snapshot(a_run(home)))
+            await pilot.press("T")
+
+            def is_shown():
+                text = app.text
+                return "Asking the driver" not in text and ("for training" in text or size[1] <= 40)
+
+            await pilot.until_true(is_shown, "the topology")
+            text = app.text
+            assert "next run" in await pilot.press("T"), "the same key leads back"
+            return text
+
+
+async def test_the_matrix_and_what_it_means(home):
+    text = await opened(home, ISLANDS, (120, 48))
+    row = next(line for line in text.splitlines() if line.startswith("GPU5"))
+    assert row.split() == ["GPU5", *["SYS"] * 4, "NV1", "X", "NV1", "NV1"]
+    has(text, "NV#   over # bonded NVLinks", "pp across the groups sends the least")
+    assert "o back" not in text, "Esc is the key that the footer shows"
+
+
+async def test_it_fits_the_smallest_terminal_and_ascii(home):
+    text = await opened(home, ISLANDS, (80, 24), ascii=True)
+    assert text.isascii()
+    assert "GPU7" in text
+
+
+def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing():
+    lost = Gpu(uuid="GPU-2", bus=2)
+    lost.lost = (0.0, 9.0)
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", bus=1), lost])):
+        topology = read_topology()
+    assert peer_lines(topology) == ["Every GPU that answers can read every other one's memory."]
+    assert silent_lines(topology) == [f"GPU2 does not answer: {topology.devices[2].error}"]
+    assert silent_lines(topology)[0].endswith("a reboot usually brings it back")
+
+
+async def test_without_a_gpu_it_says_why(home):
+    assert "No GPU to show" in await opened(home, Machine([]), (80, 48))

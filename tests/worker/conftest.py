@@ -57,10 +57,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-LONG = [
-    "compile", "ddp", "engines", "images_and_seq2seq", "larger_than_a_device", "optimizers", "pipeline", "sharded",
-    "zero",
-]  # fmt: skip
+LONG = ["compile", "engines", "images_and_seq2seq", "larger_than_a_device", "optimizers", "pipeline", "sharded", "zero"]
 """Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 
