@@ -144,13 +144,10 @@ def test_a_slow_training_python_is_waited_for_in_words(cli, tmp_path):
     assert text.index("checking…") < text.index("\x1b[K") < text.index("it exited without reporting an error")
 
 
-def test_an_error_names_at_most_twenty_values():
+def test_an_error_names_at_most_twenty_values_and_a_full_disk_has_two_cures():
     line = UserError("no such thing", allowed=[f"value{number}" for number in range(300)]).line()
     assert line.count("value") == 20
     assert line.endswith("… and 280 more)")
-
-
-def test_a_home_on_a_full_disk_has_two_cures():
     line = home_error(Path("/x"), OSError(errno.ENOSPC, "")).line()
     assert line == "cannot use /x: the disk is full: free some space, or set TRAINFAST_HOME to another directory"
 

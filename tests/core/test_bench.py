@@ -114,7 +114,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
     assert "model.num_hidden_layers=48" in row
 
 
-def test_repeated_pairs_say_how_sure_a_difference_is(bench):
+def test_repeated_pairs_say_how_sure_a_difference_is_by_the_textbooks_interval(bench):
     """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
     base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
     results_by_row = {
@@ -132,6 +132,10 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench):
     # Of two pairs Student says next to nothing: the steps of the middle runs speak.
     assert two.interval_percent[1] - two.interval_percent[0] < 15
     assert "| +9." in WRITERS[".md"](table, "x")
+    # Ratios 1.1, 1.2 and 1.3: mean of logs 0.1800, deviation 0.0836, times 4.303 / sqrt(3).
+    low, high = paired_interval([(1, 1.1), (1, 1.2), (1, 1.3)]) or (0, 0)
+    assert (low, high) == (pytest.approx(-2.7, abs=0.1), pytest.approx(47.3, abs=0.2))
+    assert paired_interval([(1, 1.1), (1, 1.2)]) is None
 
 
 def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
@@ -140,13 +144,6 @@ def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
     rows = [line for line in lines if line.startswith("| bert_")]
     assert rows[0].endswith("| finished |")
     assert rows[1].endswith("| finished ? heat, warming up |")
-
-
-def test_students_interval_is_the_textbooks():
-    # Ratios 1.1, 1.2 and 1.3: mean of logs 0.1800, deviation 0.0836, times 4.303 / sqrt(3).
-    low, high = paired_interval([(1, 1.1), (1, 1.2), (1, 1.3)]) or (0, 0)
-    assert (low, high) == (pytest.approx(-2.7, abs=0.1), pytest.approx(47.3, abs=0.2))
-    assert paired_interval([(1, 1.1), (1, 1.2)]) is None
 
 
 def grid(reference, *vary, settings=()):

@@ -173,13 +173,6 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settin
     assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions=missing).line()
 
 
-def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it():
-    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
-    assert "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; install with: " in refused
-    assert "-m pip install 'torch>=2.9'; try optimizer=adamw-f" in refused
-    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
-
-
 def test_compiling_and_an_optimizer_that_compiles_need_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     refused = refusal("optimizer=adamw-4bit", versions={"torchao": "0.18.0"})
@@ -236,7 +229,7 @@ def test_what_works_runs_on_the_processes_and_devices_it_needs(settings, where, 
         assert device_counts.recorded_devices(asked.spec, where) == f"cpu:{ranks}"
 
 
-def test_a_kernel_that_the_model_has_not_is_refused_before_launch():
+def test_a_kernel_that_the_model_has_not_and_an_optimizer_of_a_later_torch_are_refused():
     asked = replace(
         facts("attention=sdpa", config={"model_type": "gemma2", "vocab_size": 4096}),
         attentions=("auto", "eager", "flash"),
@@ -245,6 +238,10 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch():
         check(asked)
     assert (refused.value.key, refused.value.advice) == ("attention", "attention=auto, which takes eager")
     check(replace(asked, spec=resolve("tiny-llama", ["attention=eager"])))
+    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
+    assert "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; install with: " in refused
+    assert "-m pip install 'torch>=2.9'; try optimizer=adamw-f" in refused
+    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
 
 
 @pytest.mark.parametrize(
@@ -261,17 +258,7 @@ def test_sizes_that_the_model_cannot_have_get_the_nearest(settings, config, near
     assert refusal(settings, config=config).as_json()["nearest"] == nearest
 
 
-def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
-    assert [one.index for one in TWO.default_gpus("single")] == [1]
-    assert [one.index for one in TWO.default_gpus("ddp")] == [0, 1]
-    assert [one.index for one in TWO.named_or_counted_gpus("0+")] == [0]
-
-
-def test_launcher_and_worker_cut_the_same_families():
-    assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
-
-
-def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpus_stay():
+def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_single_takes_the_freest_gpu():
     with pytest.raises(UserError, match="neither a count nor a list"):
         resolve("tiny-llama", ["watch=cpu"])
     spec = resolve("tiny-llama", ["strategy=ddp", "devices=cpu:2", "watch=1"])
@@ -285,12 +272,14 @@ def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpu
     (strategy,) = [one for one in advise(spec, spec.knobs, TWO, Situation()) if one.knob == "strategy"]
     assert strategy.text.startswith("single: on a CPU the processes of other strategies share its 8 cores")
 
-
-def test_runs_compare_takes_cpu_2_for_two_processes():
     def on(devices):
         return result(knobs={"strategy": "ddp", "devices": devices}, actual=Actual(device="cpu", world_size=2))
 
     assert (compare(on("cpu:2"), on(2)).knobs, compare(on("cpu:2"), on(4)).knobs) == ([], [("devices", 2, 4)])
+    assert [one.index for one in TWO.default_gpus("single")] == [1]
+    assert [one.index for one in TWO.default_gpus("ddp")] == [0, 1]
+    assert [one.index for one in TWO.named_or_counted_gpus("0+")] == [0]
+    assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
 
 
 OFFLOAD = "strategy=zero3-offload offload_path="

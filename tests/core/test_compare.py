@@ -246,12 +246,7 @@ def test_modules_behind_one_launcher_are_different_scripts(launcher):
     assert DIFFERENT_SCRIPT in {row.verdict for row in compare(a, b).rows}
 
 
-def test_presets_whose_models_differ_in_size_do_not_rank():
-    a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
-    assert compare(a, b).rows[0].verdict == DIFFERENT_MODEL
-
-
-def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
+def test_samples_of_different_lengths_models_of_other_sizes_and_losses_of_other_steps_do_not_rank():
     def of_length(seq_len, rate):
         samples, tokens = Spread(median=rate, mad=1.0), Spread(median=rate * seq_len, mad=1.0)
         rates = Throughput(samples_per_s=samples, tokens_per_s=tokens)
@@ -264,6 +259,15 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
     assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
     assert rows["token throughput"].interval_percent is not None
     assert verdict_words(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
+    a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
+    assert compare(a, b).rows[0].verdict == DIFFERENT_MODEL
+
+    def verdict(steps, warmup):
+        a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))
+        return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
+
+    assert verdict(40, 3) == verdict(41, 2) == "changed"
+    assert verdict(80, 3) == comparison.DIFFERENT_STEPS
 
 
 def phase(ms, mad):
@@ -296,15 +300,6 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
     assert "not comparable" in str(verdict_words(found))
     assert any("speed is not comparable" in doubt.text for doubt in found.doubts)
     assert compare(limited, limited).rows[0].verdict == comparison.STRICT_THRESHOLDS, "it ranks against nothing"
-
-
-def test_losses_are_compared_after_equally_many_steps_alone():
-    def verdict(steps, warmup):
-        a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))
-        return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
-
-    assert verdict(40, 3) == verdict(41, 2) == "changed"
-    assert verdict(80, 3) == comparison.DIFFERENT_STEPS
 
 
 @pytest.mark.parametrize(

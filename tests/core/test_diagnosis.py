@@ -185,6 +185,13 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds_of_steps_alone():
     finding = case.of("thermal")
     assert "is throttled by heat for 400 of each 400 ms step" in finding.line
     assert finding.figures["thermal_percent"] == pytest.approx(100)
+    bursts = {"step": lambda n: {"step_ms": 1000.0 if n > 8 else 200.0, "data_ms": 0.0}}
+    busy = Case(device="cpu", **bursts, host=always(cpu_percent=99.0, own_percent=100.0))
+    hot = Case(**bursts, gpus={0: always(**{**HOT, "sm_clock_mhz": 100})})
+    for case, rule in ((busy, "host-cpu"), (hot, "thermal")):
+        finding = case.of(rule)
+        assert 0 < (finding.cost_ms_per_step or 0) <= 200, rule
+        assert finding.line.endswith("ms of the median step lost")
 
 
 def test_a_share_of_the_cpu_is_no_share_of_a_step_and_with_cores_to_spare_costs_nothing_known():
@@ -295,14 +302,3 @@ def test_who_shared_the_gpu_in_a_window():
     assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(
         device=2, pid=5, memory_used_bytes=2 * GIB
     )
-
-
-def test_no_cause_costs_more_than_the_step_that_is_shown():
-    """Two of ten steps take five times as long: the mean is 1.8 times the median, which screens show."""
-    bursts = {"step": lambda n: {"step_ms": 1000.0 if n > 8 else 200.0, "data_ms": 0.0}}
-    busy = Case(device="cpu", **bursts, host=always(cpu_percent=99.0, own_percent=100.0))
-    hot = Case(**bursts, gpus={0: always(**{**HOT, "sm_clock_mhz": 100})})
-    for case, rule in ((busy, "host-cpu"), (hot, "thermal")):
-        finding = case.of(rule)
-        assert 0 < (finding.cost_ms_per_step or 0) <= 200, rule
-        assert finding.line.endswith("ms of the median step lost")

@@ -37,7 +37,7 @@ def row_of(rows, pid):
     return row
 
 
-def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
+def test_a_process_on_gpus_has_owner_command_age_and_memory_and_a_busy_one_is_listed_without(other, monkeypatch):
     processes = process_list(monkeypatch, host_pids=True)
     row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
     assert (row.devices, row.device_memory_bytes) == (((0, 2**30), (2, 2**30)), 2 * 2**30)
@@ -47,9 +47,6 @@ def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
     assert 0 <= row.age_s < 600
     assert row.cpu_percent is None, "a rate needs two looks"
     assert row.identity == identify(other.pid)
-
-
-def test_what_keeps_the_host_busy_is_listed_without_a_gpu():
     ballast = bytearray(40 << 20)
     rows = ProcessList().read([])
     assert row_of(rows, os.getpid()).memory_rss_bytes is not None

@@ -115,7 +115,7 @@ def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch
     assert {"precision": "bf16"} not in [change.settings for change in changes], "630 MiB are still too much"
 
 
-def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
+def test_what_has_not_been_traced_or_is_not_predicted_stands_after_what_is_known_to_fit():
     run = a_run(512 * MIB + BEYOND)
 
     def only_as_it_ran(spec):
@@ -131,6 +131,10 @@ def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
     assert without.grown == "activations", "what a phase fills is known without a model"
     named = [name for change in without.changes for name in change.settings]
     assert named == ["batch_size", "precision", "checkpointing"]
+    model = Unpredicted()
+    found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
+    assert (found.needed_bytes, found.grown) == (None, "activations")
+    assert [change.predicted_bytes for change in found.changes] == [None] * 3
 
 
 def test_where_no_change_is_enough_alone_two_are_proposed_together():
@@ -242,13 +246,6 @@ class Unpredicted(Arithmetic):
 
     def predict(self, spec, ranks=1):
         raise UserError("the memory of strategy=pp is not predicted", key="strategy")
-
-
-def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes():
-    model = Unpredicted()
-    found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
-    assert (found.needed_bytes, found.grown) == (None, "activations")
-    assert [change.predicted_bytes for change in found.changes] == [None] * 3
 
 
 def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted_under_a_limit():

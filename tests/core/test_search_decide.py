@@ -398,11 +398,17 @@ def test_h100_a_fresh_process_that_needs_more_is_stepped_down_from_by_what_was_m
     assert len(state.probes) <= 4, "no search by every size between"
 
 
-def test_a_gpu_names_the_next_size_that_is_too_large_by_the_fit():
+def test_a_gpu_names_the_next_size_too_large_by_the_fit_and_a_flat_line_is_set_right_by_probes():
     device = Device(fixed=100 * MIB, per_sample=1000 * MIB, optimizer=0, limits=(9500 * MIB,), kind="cuda")
     state = search(device)
     assert (state.confirmations[-1].batch_size, state.too_large) == (9, 16)
     assert answer_of(state).certainty.startswith("16 ran out of memory; by the fit 10 needs 10,100 MiB of 9,500 MiB")
+    device = Flat(fixed=8000 * MIB, per_sample=500 * MIB, optimizer=12000 * MIB, limits=(32000 * MIB,), kind="cuda")
+    state = search(device, Predicted(start=4))
+    assert state.confirmations[-1].state == "finished"
+    assert 0.9 * 48 <= state.confirmations[-1].batch_size <= 48
+    assert len(state.probes) <= 8
+    assert len(state.confirmations) <= 3
 
 
 @pytest.mark.parametrize("start", [1, 2, 3])
@@ -418,12 +424,3 @@ class Flat(Device):
 
     def peaks(self, rank, batch):
         return {"step": int(max(self.optimizer, self.fixed + batch * self.per_sample))}
-
-
-def test_a_flat_line_on_a_gpu_is_refuted_by_one_fresh_process_and_set_right_by_probes():
-    device = Flat(fixed=8000 * MIB, per_sample=500 * MIB, optimizer=12000 * MIB, limits=(32000 * MIB,), kind="cuda")
-    state = search(device, Predicted(start=4))
-    assert state.confirmations[-1].state == "finished"
-    assert 0.9 * 48 <= state.confirmations[-1].batch_size <= 48
-    assert len(state.probes) <= 8
-    assert len(state.confirmations) <= 3

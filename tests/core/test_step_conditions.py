@@ -87,17 +87,13 @@ def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampl
     assert (found.throttled_ms["thermal"], found.throttled_ms["brake"]) == (pytest.approx(1000), 0)
 
 
-def test_a_gpu_lost_for_most_of_the_time_has_what_its_counter_grew_and_no_integrated_power():
+def test_a_gpu_lost_has_what_its_counter_grew_and_what_held_last_goes_on_for_one_interval():
     counted = [(float(t), sample(energy_mj=t * 1000) if t < 3 or t > 8 else sample()) for t in range(11)]
     assert window(counted, 0, 10).energy_joules == pytest.approx(10)
     assert window(counted[:9], 0, 8).energy_joules is None, "no answer has come since"
     powered = [(t, sample(power_w=100.0) if one.energy_mj is not None else one) for t, one in counted]
     assert window(powered, 0, 10).energy_joules is None
     assert window(powered, 0, 2).energy_joules == pytest.approx(200)
-
-
-def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample():
-    """Not the mean of the run: throttling that ended long ago does not come back for its last second."""
     samples = [(float(t), sample(thermal_violation_ns=min(t, 4) * S)) for t in range(9)]
     assert window(samples, 0, 8.9).throttled_ms["thermal"] == pytest.approx(4000)
     assert window(samples, 0, 12).throttled_ms["thermal"] == pytest.approx(4000 * 12 / 9)

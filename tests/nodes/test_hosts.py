@@ -76,14 +76,11 @@ def test_each_fault_of_ssh_is_one_sentence(sshd, monkeypatch):
         assert text.isprintable()
 
 
-def test_a_dropped_connection_and_a_lost_ssh_have_their_sentence():
+def test_a_dropped_connection_a_lost_ssh_and_one_that_is_no_command_have_their_sentence(monkeypatch):
     host = Host("box1", None)
     dropped = "ssh: connect to host box1 port 22: Connection timed out\r\n"
     assert "a firewall drops the connection" in ssh_failure(host, 255, dropped)
     assert ssh_failure(host, -9, "") == "the command on box1 was ended by SIGKILL"
-
-
-def test_an_ssh_that_is_no_command_is_refused(monkeypatch):
     for command in ("'", "/nowhere/ssh -F x"):
         monkeypatch.setenv("TRAINFAST_SSH", command)
         with pytest.raises(UserError):

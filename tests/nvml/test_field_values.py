@@ -27,30 +27,24 @@ def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, lab
     assert ("gpu0.sw_thermal_slowdown_ns" in missing) == (numbers is None)
 
 
-def test_settings_of_power_smoothing_are_not_taken_for_counters(watch):
+def test_settings_of_power_smoothing_are_no_counters_and_a_failing_query_loses_only_its_fields(watch):
     """251 to 253 answer with 32 bits there; a counter of nanoseconds would wrap within five seconds."""
     [gpu], missing = watch(Machine(gpus(1, cause_numbers=None)))(0)
     assert gpu.throttle_counters is None
     assert missing["gpu0.hw_power_brake_ns"] == "not supported by this GPU and driver"
+    [gpu], missing = watch(Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetFieldValues"}))))(0)
+    assert (gpu.temperature_c, gpu.energy_mj, gpu.pcie_tx_bytes) == (50, 5_000_000, None)
+    assert missing["gpu0.pcie_tx_bytes"] == "not supported by this GPU and driver"
 
 
-def test_traffic_goes_on_where_a_counter_wraps(watch):
+def test_traffic_goes_on_where_a_counter_wraps_and_a_wide_one_was_set_back(watch):
     rate = 3_000_000_000
     look = watch(Machine(gpus(1, pcie_bytes=lambda s: int(s * rate), nvlink_kib=lambda s: int(s * 1000))))
     seen = [look(second)[0][0] for second in range(5)]
     assert [gpu.pcie_tx_bytes for gpu in seen] == [second * rate for second in range(5)]
     assert [gpu.nvlink_rx_bytes for gpu in seen] == [second * 1_024_000 for second in range(5)]
-
-
-def test_a_wide_counter_that_falls_was_set_back_and_not_wrapped():
     counter = Unwrapped()
     assert [counter.follow(raw, 64) for raw in (10, 2**33, 5, 9)] == [10, 2**33, 2**33, 2**33 + 4]
-
-
-def test_a_field_query_that_fails_loses_only_its_fields(watch):
-    [gpu], missing = watch(Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetFieldValues"}))))(0)
-    assert (gpu.temperature_c, gpu.energy_mj, gpu.pcie_tx_bytes) == (50, 5_000_000, None)
-    assert missing["gpu0.pcie_tx_bytes"] == "not supported by this GPU and driver"
 
 
 def test_why_unified_memory_has_no_size(watch):

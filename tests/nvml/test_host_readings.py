@@ -75,7 +75,7 @@ def test_the_percent_is_of_the_time_between_two_readings(monkeypatch, before, no
 Counted = namedtuple("Counted", ["bytes_recv", "bytes_sent", "read_bytes", "write_bytes"], defaults=(0, 0))
 
 
-def test_network_interfaces_other_than_loopback_are_summed(monkeypatch):
+def test_network_interfaces_but_loopback_and_whole_disks_are_summed(monkeypatch, tmp_path):
     counters = {"lo": Counted(999, 999)}
     monkeypatch.setattr(psutil, "net_io_counters", lambda pernic, nowrap: counters)
     reading, missing = HostReader().read()
@@ -84,9 +84,6 @@ def test_network_interfaces_other_than_loopback_are_summed(monkeypatch):
     counters |= {"eth0.12": Counted(5_000_000_000, 40), "ib0": Counted(1, 2)}
     reading, _ = HostReader().read()
     assert (reading.network_received_bytes, reading.network_sent_bytes) == (5_000_000_001, 42)
-
-
-def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "BLOCK_DEVICES", str(tmp_path))
     for folder in ("sda/device", "cciss!c0d0/device", "dm-0", "loop0"):
         (tmp_path / folder).mkdir(parents=True)

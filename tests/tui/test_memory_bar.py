@@ -56,15 +56,12 @@ def test_the_prediction_stands_by_category_each_with_its_own_sign_against_the_li
     assert "╲ quantized 800 MiB" in "".join(key)
 
 
-def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar():
+def test_what_does_not_fit_says_by_how_much_and_a_context_counts_where_the_room_is_the_devices():
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(NextRunMemory(large))
     assert (lines[1][23], lines[1].count("░"), lines[-1]) == ("┃", 45, "2.00 GiB too much; batch_size 1 does not fit")
     lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
-
-
-def test_a_context_counts_where_the_room_is_the_device_s():
     free = AvailableMemory(2 * GIB, "free on GPU 0", with_context=True)
     on_gpu = a_fit(1400, free, max_batch=16, context=512, **PARTS)
     lines = shown(NextRunMemory(on_gpu))

@@ -99,7 +99,7 @@ def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_
         assert sent.draw(pieces, CONSOLE) == "", "the same is not sent again"
 
 
-def test_after_forgetting_everything_is_sent_to_an_empty_terminal():
+def test_after_forgetting_everything_is_sent_and_of_wide_characters_each_time():
     sent = SentCells()
     rows = [[strip] for strip in strips([[("abc", None)], [("", None)], [("a b", None)]])]
     whole = sent.draw_all(rows, CONSOLE)
@@ -107,6 +107,13 @@ def test_after_forgetting_everything_is_sent_to_an_empty_terminal():
     sent.forget()
     assert sent.draw_all(rows, CONSOLE) == CLEAR_SCREEN + whole
     assert sent.draw_all(rows, CONSOLE) == whole, "it is cleared once"
+    sent = SentCells()
+    wide = Strip([Segment("温度 88", Style(color="red"))])
+    first = sent.draw([(4, 2, wide)], CONSOLE)
+    assert first == f"\x1b[3;5H{wide.render(CONSOLE)}"
+    assert sent.draw([(4, 2, wide)], CONSOLE) == first
+    narrow = sent.draw([(4, 2, Strip([Segment("plain  ")]))], CONSOLE)
+    assert narrow == "\x1b[3;5Hplain  ", "nothing of what was wide is left"
 
 
 _cells = st.lists(st.sampled_from("ab"), min_size=120, max_size=120)
@@ -122,13 +129,3 @@ def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row, places):
     assert {at for at in range(120) if row[at] != other[at]} <= sent
     assert all(after[0] - before[1] >= MIN_GAP for before, after in pairwise(spans))
     assert len(sent) <= len(set(places)) * (MIN_GAP + 1)
-
-
-def test_of_wide_characters_the_whole_is_sent_each_time():
-    sent = SentCells()
-    wide = Strip([Segment("温度 88", Style(color="red"))])
-    first = sent.draw([(4, 2, wide)], CONSOLE)
-    assert first == f"\x1b[3;5H{wide.render(CONSOLE)}"
-    assert sent.draw([(4, 2, wide)], CONSOLE) == first
-    narrow = sent.draw([(4, 2, Strip([Segment("plain  ")]))], CONSOLE)
-    assert narrow == "\x1b[3;5Hplain  ", "nothing of what was wide is left"

@@ -125,7 +125,7 @@ def test_a_preloaded_allocator_is_kept_and_named(tmp_path):
     assert "malloc is libownmalloc.so" in why
 
 
-def test_freed_blocks_go_back_under_strict_thresholds_only():
+def test_freed_blocks_go_back_under_strict_thresholds_only_which_the_users_tunables_keep_away():
     """Ordinary ones keep them, and a process that is strict again neither keeps nor reuses what it freed."""
     command = [sys.executable, "-c", STRICT_ORDINARY_STRICT, str(WORKER_FOLDER)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -133,9 +133,6 @@ def test_freed_blocks_go_back_under_strict_thresholds_only():
     assert min(full, returned, full_again) > 60 << 20
     assert left < 50 << 20
     assert left_again < 1 << 20
-
-
-def test_glibc_tunables_of_malloc_are_the_users_own():
     assert Allocator({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2"}).thresholds == "kept"
     assert Allocator({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}).thresholds == "ordinary"
 

@@ -68,14 +68,11 @@ def run_with_full_output(program, *arguments):
         return subprocess.run(command, env=environment, stdout=full, stderr=full, timeout=60).returncode
 
 
-def test_a_training_that_fails_on_a_full_disk_ends_at_once(tmp_path):
+def test_a_training_that_fails_on_a_full_disk_ends_at_once_and_its_output_holds_no_end_up(tmp_path):
     # Without a run.json it fails before torch is imported.
     program = "import sys; from trainfast_runner.worker.main import main; main(sys.argv[1])"
     assert run_with_full_output(program, str(tmp_path)) == 1
     assert [line["kind"] for line in lines(tmp_path / "worker.jsonl")] == ["started", "exception"]
-
-
-def test_output_that_a_full_disk_does_not_take_holds_no_end_up():
     program = "from trainfast_runner.worker.shared.process import exit_now; print('unwritten'); exit_now(3)"
     assert run_with_full_output(program) == 3
 

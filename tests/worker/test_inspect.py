@@ -36,6 +36,10 @@ def test_versions_fields_overrides_and_the_models_own_count():
     assert "error" not in answer
     answer = inspect("inspect", {"family": "gpt2"}, "causal-lm", count=True, attention=False)
     assert answer["parameters"] == 124_439_808
+    found = ask({}, "")["versions"]
+    assert (found["torch"], found["torch.version.cuda"]) == (importlib.metadata.version("torch"), torch.version.cuda)
+    assert found["torch.version.hip"] == torch.version.hip
+    assert (found["torch.version.cuda"] is not None) == torch.backends.cuda.is_built()
 
 
 @pytest.mark.parametrize(
@@ -49,13 +53,6 @@ def test_rocm_and_untagged_builds_are_distinguished(tmp_path, file, cuda, hip):
     (package / "version.py").write_text(file)
     found = ask({}, "", tmp_path)["versions"]
     assert (found["torch.version.cuda"], found["torch.version.hip"]) == (cuda, hip)
-
-
-def test_the_answer_is_torchs_own():
-    found = ask({}, "")["versions"]
-    assert (found["torch"], found["torch.version.cuda"]) == (importlib.metadata.version("torch"), torch.version.cuda)
-    assert found["torch.version.hip"] == torch.version.hip
-    assert (found["torch.version.cuda"] is not None) == torch.backends.cuda.is_built()
 
 
 @pytest.mark.parametrize(

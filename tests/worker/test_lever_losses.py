@@ -89,7 +89,7 @@ def test_checkpointing_trains_the_same(family, value, layers):
     assert (ran["checkpointing"], ran["checkpointed_layers"]) == (value, layers + (family == "t5" and layers == 5))
 
 
-def test_partial_checkpointing_is_refused_where_it_would_be_another_one():
+def test_partial_checkpointing_is_refused_where_it_would_be_another_and_each_lever_is_a_knob():
     with pytest.raises(InvalidInput, match="needs more layers than the 3 that the model"):
         build_model(
             resolve_config({"family": "llama", **SIZES, "vocab_size": 512, "num_hidden_layers": 3}),
@@ -97,9 +97,6 @@ def test_partial_checkpointing_is_refused_where_it_would_be_another_one():
             worker_knobs(checkpointing="every-4"),
             torch.device("meta"),
         )
-
-
-def test_each_lever_is_a_knob_whose_first_value_is_the_plain_one():
     for entry in LEVERS.values():
         assert knob_values()[entry.name] == entry.plain == entry.values[0].name
         assert entry["of another version"].name == entry.plain
@@ -127,14 +124,11 @@ def losses(is_float8, steps=8):
         yield loss.item()
 
 
-def test_float8_learns_as_bf16_does_and_not_the_same():
+def test_float8_learns_as_bf16_does_and_refuses_sizes_that_it_cannot_have():
     plain, float8 = list(losses(is_float8=False)), list(losses(is_float8=True))
     assert (float8[0], float8) == (pytest.approx(plain[0], rel=2e-2), pytest.approx(plain, rel=5e-2))
     assert float8[-1] < 0.95 * float8[0]
     assert float8 != plain, "the products are other numbers"
-
-
-def test_a_model_whose_sizes_float8_cannot_have_is_refused():
     fields = llama(hidden_size=24, intermediate_size=40, num_attention_heads=2)
     model = build_model(resolve_config(fields), "causal-lm", worker_knobs(), torch.device("meta"))
     with pytest.raises(InvalidInput, match="no linear layer of llama has sizes that are multiples of 16"):

@@ -212,13 +212,10 @@ def a_model(family, **fields):
         return AutoModelForCausalLM.from_config(config)
 
 
-def test_a_degree_that_does_not_divide_is_refused():
+def test_a_degree_that_does_not_divide_and_a_transformers_without_its_exchange_are_refused(monkeypatch):
     plan_for = in_worker("strategies.tensor_parallel").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="tp_degree=5 does not divide the 768 columns"):
         plan_for(a_model("gpt2", n_layer=1), 5)
-
-
-def test_a_transformers_without_its_exchange_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
     with pytest.raises(in_worker("invalid").InvalidInput, match="ep_degree needs the expert parallelism of transf"):
         in_worker("strategies.tensor_parallel").dispatch_tokens(torch.nn.Module(), None)

@@ -216,9 +216,6 @@ def test_a_loss_that_is_not_finite_fails_its_trial_and_a_step_that_compiled_is_n
     fields = trial_fields(steps, tokens_per_sample=33)
     assert fields["step_ms"] == pytest.approx([30.0 * 66 / 60, 40.0 * 66 / 70]), "of 66 tokens, a mean step's"
     assert (fields["tokens"], fields["data_ms"], fields["peak_allocated_bytes"]) == (65, [3.0, 4.0], 9)
-
-
-def test_an_order_may_set_a_knob_that_has_no_field():
     before = worker_knobs(batch_size=2, a_knob_of_tomorrow=1, another=3)
     knobs = before.with_values({"batch_size": 8, "a_knob_of_tomorrow": 2})
     assert knobs == worker_knobs(batch_size=8, a_knob_of_tomorrow=2, another=3)

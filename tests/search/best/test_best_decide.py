@@ -44,7 +44,7 @@ def test_a_knob_of_a_phase_under_a_percent_is_left_out_until_the_phase_matters(s
     assert not state_of(space, *lines, faster, warm="one").bounds
 
 
-def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_what_was_left_alone():
+def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_of_no_trace_no_more_calls():
     terrain = LaunchBound(0)
     conductor = FakeConductor(terrain, question(terrain.name, terrain.space), 0)
     conductor.trial(conductor.next())
@@ -61,9 +61,6 @@ def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_what
     assert cut < 0.2, "eight times the calls"
     words = r"predicted: about [\d.]+x samples/s by a global batch of \d+ instead of 8, if your training allows"
     assert re.fullmatch(words, answer_of(state).unused_lever)
-
-
-def test_a_script_that_is_not_traced_is_not_tried_with_more_calls_first():
     terrain = LaunchBound(0)
     untraced = [msgspec.structs.replace(one, host_s=None, device_s=None) for one in terrain.space.candidates]
     terrain.space = msgspec.structs.replace(terrain.space, candidates=untraced)
@@ -220,14 +217,13 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 
 
-def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
+def test_beyond_the_budget_the_answer_is_confirmed_in_shorter_runs_of_slow_steps(
+    space, other, begun, base
+):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(BestState([asked, space.space, *lines], spent_s)).step for spent_s in (599.0, 700.0)]
     assert [(step.action, step.candidate_number) for step in late] == [("confirm", other)] * 2
-
-
-def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):
     samples = space.space.candidates[base].samples_per_step
     for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_RULE.min_steps)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]

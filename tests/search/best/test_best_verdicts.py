@@ -65,7 +65,7 @@ def test_a_loss_that_leaves_the_baselines_fails_the_candidate_but_not_by_a_share
     assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
 
 
-def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, base, begun):
+def test_starts_of_other_lengths_leave_the_rate_narrow_and_time_as_uncertain_from_either_side(space, base, begun):
     asked = asking(space, "time", 10)
     lines = [asked, space.space, *begun]
     lines += [
@@ -76,9 +76,6 @@ def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, ba
     answer = answer_of(BestState(lines, 0.0))
     assert answer.best_value.high / answer.best_value.low > 2, "the times differ"
     assert answer.best_rate.high / answer.best_rate.low < 1.1, "the rates do not"
-
-
-def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begun):
     elsewhere = next(
         number
         for number in sorted(space.truth)

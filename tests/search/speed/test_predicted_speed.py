@@ -108,22 +108,16 @@ def test_without_a_calibration_nothing_is_shown_until_runs_tell():
     assert "within a factor of" in found.reason
 
 
-def test_a_run_corrects_the_prediction_of_its_own_settings_most():
+def test_runs_correct_their_own_settings_most_and_widen_the_interval_where_they_differ():
     before, slower = shown([], "batch_size=8"), [("batch_size=8", 1.4)]
     again, larger = shown(slower, "batch_size=8"), shown(slower, "batch_size=32")
     assert again.median == pytest.approx(before.median / 1.4, rel=0.02)
     assert again.high / again.low < larger.high / larger.low < before.high / before.low
     assert "1 of this model" in again.basis
-
-
-def test_runs_tell_what_a_knob_does_beside_its_work():
     without = shown([("", 1.2)], "compile=default", "batch_size=16")
     with_it = shown([("", 1.2), ("compile=default", 0.9)], "compile=default", "batch_size=16")
     assert with_it.median > 1.2 * without.median
     assert with_it.high / with_it.low < without.high / without.low
-
-
-def test_runs_that_differ_among_themselves_widen_the_interval():
     steady = [(f"batch_size={batch}", 1.2) for batch in (4, 8, 16, 32)] * 2
     noisy = [(settings, slower * (0.85, 1.15)[place % 2]) for place, (settings, slower) in enumerate(steady)]
     narrow, wide = shown(steady, "batch_size=12"), shown(noisy, "batch_size=12")
