@@ -77,13 +77,9 @@ class Forks:
 
     def _started(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, __file__, str(self._program)],
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            [sys.executable, __file__, str(self._program)], env=self._environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
 
 
 def serve(program: Path) -> None:

@@ -60,14 +60,9 @@ def test_case_09_an_unreadable_answer_loses_itself_alone(cli, gpus):
 
 def test_case_10_impossible_readings_are_null_with_their_reason(cli, gpus):
     machine = gpus(
-        2,
-        "ramp 0 0 4294967256 0 3714000 9999",
-        "pcie 0 77 4294967295",
-        "process 0 4294967295 1 0 1e18",
-        "process 0 0 1 0 1e18",
-        "process 0 4242 1 0 1e18",
-        "ecc 0 4294967295 4294967295 4294967295",
-    )
+        2, "ramp 0 0 4294967256 0 3714000 9999", "pcie 0 77 4294967295", "process 0 4294967295 1 0 1e18",
+        "process 0 0 1 0 1e18", "process 0 4242 1 0 1e18", "ecc 0 4294967295 4294967295 4294967295",
+    )  # fmt: skip
     tick = cli("monitor", "--once", "--json", **machine).json
     gpu, sound = tick["devices"]
     names = {"temperature_c", "memory_temperature_c", "power_w", "power_average_w", "power_instant_w", "sm_clock_mhz"}

@@ -18,14 +18,10 @@ RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6"]
 def typed_in(cli, cwd, *arguments, before=":", after="", **changed):
     """A command after `cd folder`, through a shell that does `before` it and closes or redirects with `after`."""
     done = subprocess.run(
-        ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments],
-        cwd=cwd,
+        ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments], cwd=cwd,
         env={name: value for name, value in {**cli.environment, **changed}.items() if value},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
 

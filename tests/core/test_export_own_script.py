@@ -20,13 +20,9 @@ def exported(folder, to, framework="torch", command=COMMAND, env=None, ran=None,
     asked = {"command": command, "argv": [], "steps": knobs.get("steps"), "steps_from_log": steps_from_log}
     flags = {"flagged": [name for name in ("batch_size",) if name in knobs], "flag_words": FLAG_WORDS}
     run = run_file(
-        preset="train.py",
-        knobs={"timing_warmup": 3, **knobs},
-        overrides=list(knobs),
-        env=env or {},
-        cwd="/home/me/project",
-        script=ScriptAsked(**asked, **flags),
-    )
+        preset="train.py", knobs={"timing_warmup": 3, **knobs}, overrides=list(knobs), env=env or {},
+        cwd="/home/me/project", script=ScriptAsked(**asked, **flags),
+    )  # fmt: skip
     put(folder / "worker.jsonl", {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}})
     return export_run(run, folder, to).text
 

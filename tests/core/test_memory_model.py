@@ -215,13 +215,9 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(knobs, ranks, d
 
 
 IN_BF16 = WholeModel(
-    device="cuda",
-    parameter_sizes=[10] * 4,
-    stacks=[BlockStack(3, [10] * 3)],
-    segments=[],
-    before_optimizer=[160.0, 160.0, 320.0, *[0.0] * 4],
-    optimizer_peak=[],
-)
+    device="cuda", parameter_sizes=[10] * 4, stacks=[BlockStack(3, [10] * 3)], segments=[],
+    before_optimizer=[160.0, 160.0, 320.0, *[0.0] * 4], optimizer_peak=[],
+)  # fmt: skip
 LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward")
 
 

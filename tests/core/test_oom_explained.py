@@ -57,13 +57,9 @@ class Arithmetic:
         phase, at = max((("forward_backward", forward), ("optimizer", step)), key=lambda one: sum(one[1].values()))
         sizes = {f"{of}_bytes": at.get(of, 0) for of in ("params", "grads", "optimizer", "activations", "temporary")}
         return Prediction(
-            total_bytes=sum(at.values()),
-            communication_bytes=0,
-            phase=phase,
-            phases={"forward_backward": forward, "optimizer": step},
-            basis="arithmetic",
-            **sizes,
-        )
+            total_bytes=sum(at.values()), communication_bytes=0, phase=phase,
+            phases={"forward_backward": forward, "optimizer": step}, basis="arithmetic", **sizes,
+        )  # fmt: skip
 
     def max_batch(self, spec, ranks, limit_bytes):
         def needed(batch):

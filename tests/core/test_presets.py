@@ -78,13 +78,9 @@ PUBLISHED = {
     for table in tomllib.loads(Path(__file__).with_name("published.toml").read_text())["table"]
 }
 BASELINES = {
-    "benchmarks-bert": "bert_1",
-    "benchmarks-gpt2": "gpt_1",
-    "benchmarks-multi-gpu": "mbert_2 (ddp)",
-    "guide-dp-ddp-nvlink": "ddp",
-    "guide-fp16-batch": "b8",
-    "guide-single-gpu": "vanilla",
-}
+    "benchmarks-bert": "bert_1", "benchmarks-gpt2": "gpt_1", "benchmarks-multi-gpu": "mbert_2 (ddp)",
+    "guide-dp-ddp-nvlink": "ddp", "guide-fp16-batch": "b8", "guide-single-gpu": "vanilla",
+}  # fmt: skip
 SHAPES = {"bert-large": ("bert", 24, 1024, 16), "gpt2-large": ("gpt2", 36, 1280, 20), "gpt2-xl": ("gpt2", 48, 1600, 25)}
 
 

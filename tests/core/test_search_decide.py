@@ -110,15 +110,10 @@ def ooms(state):
 
 
 devices = st.builds(
-    Device,
-    fixed=st.floats(20 * MIB, 1500 * MIB),
-    per_sample=st.floats(1 * MIB, 400 * MIB),
-    optimizer=st.floats(0, 1500 * MIB),
-    limits=st.tuples(st.integers(2000 * MIB, 12000 * MIB)),
-    block=st.sampled_from([1, 4096, MIB, 2 * MIB]),
-    scatter=st.integers(0, 2 * MIB),
-    seed=st.integers(0, 1 << 30),
-)
+    Device, fixed=st.floats(20 * MIB, 1500 * MIB), per_sample=st.floats(1 * MIB, 400 * MIB),
+    optimizer=st.floats(0, 1500 * MIB), limits=st.tuples(st.integers(2000 * MIB, 12000 * MIB)),
+    block=st.sampled_from([1, 4096, MIB, 2 * MIB]), scatter=st.integers(0, 2 * MIB), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
 
 
 @settings(max_examples=120)

@@ -272,13 +272,9 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
             return False
 
         conduct(
-            BatchConductor,
-            directory,
-            BatchPlan(PLAN),
-            home,
-            SearchOptions(wait=True),
+            BatchConductor, directory, BatchPlan(PLAN), home, SearchOptions(wait=True),
             SearchCaller(is_cancelled=is_cancelled),
-        )
+        )  # fmt: skip
     kinds = [type(line) for line in BatchSnapshot.read(directory).lines]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, Launched]
     waiting = next(line for line in BatchSnapshot.read(directory).lines if isinstance(line, Waiting))

@@ -42,13 +42,9 @@ def received(folder, mode, gaps_s=GAPS_S):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "LINES": "24", "COLUMNS": "80"}
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(notes), mode],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env=environment,
-    )
+        [sys.executable, "-c", PROGRAM, str(notes), mode], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, env=environment,
+    )  # fmt: skip
     os.close(theirs)
     threading.Thread(target=_drain, args=(ours,), daemon=True).start()
     try:

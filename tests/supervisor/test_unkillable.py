@@ -88,13 +88,9 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
 
 def test_the_reason_names_pid_state_and_gpu():
     run = RunFile(
-        run_id="r",
-        preset="p",
-        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-        world_size=2,
-        device="cuda",
+        run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=0), world_size=2, device="cuda",
         device_uuids=["GPU-a", "GPU-b"],
-    )
+    )  # fmt: skip
     records = RunRecords(run=run, worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)})
     stuck = [UnendedProcess(*one, "D") for one in ((101, "python"), (100, "python"), (7, "pt_data_worker"))]
     assert unended_reason(TrainingEnd(unended=stuck, unkillable_s=60.0), records) == (

@@ -245,15 +245,10 @@ OOM_WORDS = (
 def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> Path:
     """A run that did not fit, in its first step, explained without a trace."""
     directory = a_run(
-        home,
-        run_id,
-        state="oom",
-        steps=0,
-        reason=OOM_WORDS,
+        home, run_id, state="oom", steps=0, reason=OOM_WORDS,
         error=RunError(rank=0, phase="forward", type="RuntimeError", message=OOM_WORDS),
-        knobs={"batch_size": 4096, "memory_limit": "1GiB"},
-        memory_limit=[GIB],
-    )
+        knobs={"batch_size": 4096, "memory_limit": "1GiB"}, memory_limit=[GIB],
+    )  # fmt: skip
     return explained(directory)
 
 
@@ -381,16 +376,11 @@ def a_question(**changes: Any) -> BestQuestion:
     """tiny-llama under 1 GiB at its own global batch."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     fields: dict[str, Any] = {
-        **spec.record_fields(),
-        "t_ns": START_NS,
-        "search_id": BEST_ID,
-        "key": "k",
+        **spec.record_fields(), "t_ns": START_NS, "search_id": BEST_ID, "key": "k",
         "vary": {"batch_size": [4, 8, 16], "precision": ["fp32", "bf16"], "checkpointing": ["off", "full"]},
-        "global_batch": 16,
-        "budget_s": 600.0,
-        "limits_bytes": [GIB],
+        "global_batch": 16, "budget_s": 600.0, "limits_bytes": [GIB],
         "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
-    }
+    }  # fmt: skip
     return BestQuestion(**{**fields, **changes})
 
 
@@ -413,16 +403,11 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
     """A trial of eight steps at this rate, its memory as predicted and 3 % more."""
     step_ms = 16_000 / rate
     fields: dict[str, Any] = {
-        "t_ns": START_NS + at * S,
-        "candidate_number": number,
-        "run_id": WARM_ID,
-        "outcome": outcome,
-        "warm": warm,
-        "samples_per_step": 16,
-        "step_ms": [step_ms * (1 + 0.01 * ((place * 3) % 5 - 2)) for place in range(8)],
+        "t_ns": START_NS + at * S, "candidate_number": number, "run_id": WARM_ID, "outcome": outcome, "warm": warm,
+        "samples_per_step": 16, "step_ms": [step_ms * (1 + 0.01 * ((place * 3) % 5 - 2)) for place in range(8)],
         "peak_allocated_bytes": int((SPACE.candidates[number].predicted_bytes or 0) * 1.03),
         "seconds": 3.2 if warm else 7.5,
-    }
+    }  # fmt: skip
     if outcome == "oom":
         fields |= {"step_ms": [], "peak_allocated_bytes": None, "reason": "ran out of memory in backward"}
     return Trial(**{**fields, **more})

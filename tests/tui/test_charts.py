@@ -154,14 +154,10 @@ def test_empty_data_says_the_owners_sentence_and_no_size_is_no_error():
 
 def test_ascii_has_only_ascii_and_names_cannot_send_control_sequences():
     chart = a_chart(
-        a_series([60.0, None, 80.0] * 40, name="µ"),
-        a_series([20.0] * 120, name="zwei…"),
-        title="Temperatur °C – 温度",
-        format_value=fmt.celsius,
-        spans=(ThrottledSpan(0, 120 * S, "thermal"),),
-        limit=Limit(90.0, "≥ 90 °C"),
+        a_series([60.0, None, 80.0] * 40, name="µ"), a_series([20.0] * 120, name="zwei…"), title="Temperatur °C – 温度",
+        format_value=fmt.celsius, spans=(ThrottledSpan(0, 120 * S, "thermal"),), limit=Limit(90.0, "≥ 90 °C"),
         empty="nichts – ",
-    )
+    )  # fmt: skip
     for width in (3, 12, 40, 120):
         text = "".join(lines(chart, width, 12, ascii=True))
         assert text.isascii()
@@ -190,18 +186,13 @@ def charts(draw):
         series.append(Series(draw(_texts), stamps, values))
     spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _causes), max_size=3))
     return ChartData(
-        title=draw(_texts),
-        series=tuple(series),
-        axis=TimeAxis(t_min, t_max, is_live=True),
+        title=draw(_texts), series=tuple(series), axis=TimeAxis(t_min, t_max, is_live=True),
         gap_ns=draw(st.integers(0, 10**12)),
-        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
-        spans=tuple(spans),
+        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])), spans=tuple(spans),
         limit=draw(st.none() | st.builds(Limit, st.floats(0, 1e300), _texts)),
-        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),
-        y_max=draw(st.none() | st.floats(-1e9, 1e9)),
-        binary=draw(st.booleans()),
-        empty=draw(_texts),
-    )
+        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)), y_max=draw(st.none() | st.floats(-1e9, 1e9)),
+        binary=draw(st.booleans()), empty=draw(_texts),
+    )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)

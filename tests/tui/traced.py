@@ -35,15 +35,10 @@ class TenMiBASample:
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         batch = int(str(spec.knobs["batch_size"]))
         return Prediction(
-            total_bytes=(100 + 10 * batch) * MIB,
-            params_bytes=25 * MIB,
-            grads_bytes=25 * MIB,
-            optimizer_bytes=50 * MIB,
-            activations_bytes=10 * batch * MIB,
-            temporary_bytes=0,
-            communication_bytes=0,
+            total_bytes=(100 + 10 * batch) * MIB, params_bytes=25 * MIB, grads_bytes=25 * MIB,
+            optimizer_bytes=50 * MIB, activations_bytes=10 * batch * MIB, temporary_bytes=0, communication_bytes=0,
             phase="forward_backward",
-        )
+        )  # fmt: skip
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
         return max(0, (limit_bytes // MIB - 100) // 10)

@@ -32,26 +32,18 @@ AS_FIRST = {
     "precision": "fp32", "attention": "sdpa",
 }  # fmt: skip
 FIRST_RAN = {
-    "optimizer": "AdamW",
-    "optimizer_implementation": "loop",
-    "compute_dtype": "float32",
-    "attention": "sdpa",
-    "checkpointing": "off",
-    "loader_workers_alive": 0,
-}
+    "optimizer": "AdamW", "optimizer_implementation": "loop", "compute_dtype": "float32", "attention": "sdpa",
+    "checkpointing": "off", "loader_workers_alive": 0,
+}  # fmt: skip
 TURNS = (
-    ({}, {}),
-    ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
+    ({}, {}), ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
     ({"optimizer": "adamw-fused"}, {"optimizer_implementation": "fused"}),
     ({"optimizer": "muon"}, {"optimizer": "MuonAdamW", "optimizer_implementation": None}),
-    ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}),
-    ({"attention": "eager"}, {"attention": "eager"}),
+    ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}), ({"attention": "eager"}, {"attention": "eager"}),
     ({"checkpointing": "full"}, {"checkpointing": "full"}),
-    ({"workers": 2, "prefetch": 1}, {"loader_workers_alive": 2}),
-    ({"batch_size": 1, "grad_accum": 8}, {}),
-    ({"precision": "tf32"}, {}),
-    ({}, {}),
-)
+    ({"workers": 2, "prefetch": 1}, {"loader_workers_alive": 2}), ({"batch_size": 1, "grad_accum": 8}, {}),
+    ({"precision": "tf32"}, {}), ({}, {}),
+)  # fmt: skip
 """Turned knobs, and what of the live objects they change."""
 
 Start = Callable[..., WarmProcess]

@@ -217,9 +217,7 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 
 
-def test_beyond_the_budget_the_answer_is_confirmed_in_shorter_runs_of_slow_steps(
-    space, other, begun, base
-):
+def test_beyond_the_budget_the_answer_is_confirmed_in_shorter_runs_of_slow_steps(space, other, begun, base):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(BestState([asked, space.space, *lines], spent_s)).step for spent_s in (599.0, 700.0)]
