@@ -1,8 +1,9 @@
-"""The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
+"""The batched field query: counters whose numbers moved, that wrap, or are not there; and the bits of throttling."""
 
 import pytest
 from stand_in import Machine, gpus
 
+from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.device import Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
@@ -62,3 +63,20 @@ def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch):
     [gpu], missing = watch(absurd)(0)
     assert (gpu.processes, gpu.temperature_c) == (None, 50)
     assert "more processes than are looked at" in missing["gpu0.processes"]
+
+
+BITS = """idle application_clocks sw_power_cap hw_slowdown sync_boost sw_thermal hw_thermal hw_power_brake
+    display_clock 0x200"""
+SEVERAL = [(0x24, ["sw_power_cap", "sw_thermal"]), (1 << 63 | 0x620, ["sw_thermal", "0x200", "0x400", f"{1 << 63:#x}"])]
+
+
+@pytest.mark.parametrize(
+    ("bits", "names"), [(0, []), *((1 << bit, [name]) for bit, name in enumerate(BITS.split())), *SEVERAL]
+)
+def test_every_bit_gets_its_name_and_unknown_bits_stay_visible(bits, names):
+    assert throttle.decode(bits) == names
+
+
+def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warning():
+    severities = [throttle.severity(name) for name in ("idle", "sw_power_cap", "sw_thermal", "hw_thermal", "0x200")]
+    assert severities == ["none", "info", "warning", "warning", "warning"]

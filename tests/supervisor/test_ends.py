@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.running.present_state import run_state
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 
 def test_finished(run, ended_clean):
@@ -159,3 +161,20 @@ def test_lines_that_cannot_be_read_are_counted(run):
         """
     )
     assert (result.state, result.unreadable_lines, result.steps.measured) == ("finished", 2, 6)
+
+
+def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run):
+    result = run.result_of(
+        """
+        while "no_step" not in open("events.jsonl").read():
+            time.sleep(0.02)
+        """,
+        SupervisorBounds(no_step_s=0.1),
+        script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]),
+    )
+    [notice] = run.events("no_step")
+    assert notice.detail.startswith("no optimizer step seen in 0.1 s: the script may still load or compile; ")
+    for way in ("an optimizer of torch.optim", "trainfast_door.step()` after each step", "--steps-from-log REGEX"):
+        assert way in notice.detail
+    assert result.state == "finished"
+    assert "--steps-from-log REGEX" in result.reason
