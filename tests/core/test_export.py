@@ -255,17 +255,13 @@ def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):
         assert all(path in text for path in paths)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        'rope_scaling={rope_type="linear",factor=2.0}',
-        'note="16"',
-        'note="true"',
-        'layers=[{a=[1,"b"]}]',
-        'layer_types=["full_attention", "full_attention"]',
-        "note=plain words",
-    ],
-)
+MODEL_SETTINGS = [
+    'rope_scaling={rope_type="linear",factor=2.0}', 'note="16"', 'note="true"', 'layers=[{a=[1,"b"]}]',
+    'layer_types=["full_attention", "full_attention"]', "note=plain words",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", MODEL_SETTINGS)
 def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path, setting):
     run = recorded("tiny-llama", f"model.{setting}")
     words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)

@@ -23,48 +23,33 @@ def test_each_knob_is_declared_once_with_a_default_and_search_values_of_its_own(
             assert entry.keeps_training(entry.search_values[0], value), entry.name
 
 
-@pytest.mark.parametrize(
-    ("name", "raw", "value"),
-    [
-        ("batch_size", "16", 16),
-        ("batch_size", "1_024", 1024),
-        ("lr", "3e-4", 3e-4),
-        ("lr", 1, 1.0),
-        ("pin_memory", True, "on"),
-        ("devices", "2", 2),
-        ("devices", "0+1", "0+1"),
-        ("devices", "0+", "0+"),
-        ("devices", "auto", None),
-        ("watch", "0", "0"),
-        ("watch", 0, "0"),
-        ("watch", "0+3", "0+3"),
-        ("watch", "none", ""),
-        ("memory_limit", "2GiB+1536MiB", "2GiB+1536MiB"),
-        ("memory_limit", "none", None),
-    ],
-)
+READ = [
+    ("batch_size", "16", 16), ("batch_size", "1_024", 1024), ("lr", "3e-4", 3e-4), ("lr", 1, 1.0),
+    ("pin_memory", True, "on"), ("devices", "2", 2), ("devices", "0+1", "0+1"), ("devices", "0+", "0+"),
+    ("devices", "auto", None), ("watch", "0", "0"), ("watch", 0, "0"), ("watch", "0+3", "0+3"), ("watch", "none", ""),
+    ("memory_limit", "2GiB+1536MiB", "2GiB+1536MiB"), ("memory_limit", "none", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "raw", "value"), READ)
 def test_values_are_read(name, raw, value):
     assert knob(name).read(raw) == value
 
 
-@pytest.mark.parametrize(
-    ("name", "raw", "expected"),
-    [
-        ("batch_size", 2.5, "must be a whole number"),
-        ("batch_size", True, "must be a whole number"),
-        ("precision", "bf-16", "did you mean bf16?"),
-        ("devices", "0", "a count of devices starts at 1"),
-        ("devices", "1+1", "names a device twice"),
-        ("memory_limit", "1x", "1536m, 1536MiB, 2g, 2GiB (binary), 1.5GB (decimal)"),
-        ("memory_limit", "0MiB", "no memory at all"),
-        ("memory_limit", "9" * 400 + "GiB", "more than any machine has"),
-        ("memory_limit", "99999999TiB", "more than any machine has"),
-        ("devices", "9" * 5000 + "+1", "neither a count nor a list"),
-        ("lr", "nan", "out of range"),
-        pytest.param("lr", 10**400, "must be a number", id="lr-larger-than-a-float"),
-        ("batch_size", float("inf"), "must be a whole number"),
-    ],
-)
+REFUSED = [
+    ("batch_size", 2.5, "must be a whole number"), ("batch_size", True, "must be a whole number"),
+    ("precision", "bf-16", "did you mean bf16?"), ("devices", "0", "a count of devices starts at 1"),
+    ("devices", "1+1", "names a device twice"),
+    ("memory_limit", "1x", "1536m, 1536MiB, 2g, 2GiB (binary), 1.5GB (decimal)"),
+    ("memory_limit", "0MiB", "no memory at all"), ("memory_limit", "9" * 400 + "GiB", "more than any machine has"),
+    ("memory_limit", "99999999TiB", "more than any machine has"),
+    ("devices", "9" * 5000 + "+1", "neither a count nor a list"), ("lr", "nan", "out of range"),
+    pytest.param("lr", 10**400, "must be a number", id="lr-larger-than-a-float"),
+    ("batch_size", float("inf"), "must be a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "raw", "expected"), REFUSED)
 def test_bad_values_are_refused_by_name(name, raw, expected):
     with pytest.raises(UserError) as refused:
         knob(name).read(raw)

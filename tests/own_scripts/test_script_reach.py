@@ -170,25 +170,18 @@ def test_a_programs_own_m_is_no_module(words, name, ranks, tmp_path):
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "config", "gpus", "ranks"),
-    [
-        ((), None, 4, 4),
-        ((), None, 1, 1),
-        ((), None, 0, 1),
-        (("--num_processes", "2"), None, 4, 2),
-        (("--num-processes=2",), None, 1, 1),
-        (("--multi_gpu",), None, 4, 4),
-        (("--use_fsdp", "--num_processes=2"), None, 1, 2),
-        (("--cpu",), None, 4, 1),
-        ((), CONFIG.format("MULTI_GPU", 3), 4, 3),
-        ((), CONFIG.format("DEEPSPEED", 2), 4, 2),
-        ((), CONFIG.format("'NO'", 1), 4, 1),
-        ((), CONFIG.format("NO", 4), 4, 1),
-        (("--cpu",), CONFIG.format("MULTI_GPU", 3), 4, 1),
-        (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
-    ],
-)
+LAUNCHES = [
+    ((), None, 4, 4), ((), None, 1, 1), ((), None, 0, 1), (("--num_processes", "2"), None, 4, 2),
+    (("--num-processes=2",), None, 1, 1), (("--multi_gpu",), None, 4, 4),
+    (("--use_fsdp", "--num_processes=2"), None, 1, 2), (("--cpu",), None, 4, 1),
+    ((), CONFIG.format("MULTI_GPU", 3), 4, 3), ((), CONFIG.format("DEEPSPEED", 2), 4, 2),
+    ((), CONFIG.format("'NO'", 1), 4, 1), ((), CONFIG.format("NO", 4), 4, 1),
+    (("--cpu",), CONFIG.format("MULTI_GPU", 3), 4, 1),
+    (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "config", "gpus", "ranks"), LAUNCHES)
 def test_accelerate_starts_the_ranks_that_options_file_or_gpus_say(options, config, gpus, ranks, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     if config is not None:

@@ -32,29 +32,17 @@ RUNS: dict[str, Callable[[Home, Lock], Snapshot]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("run", "size", "keys"),
-    [
-        ("live", FULL, ""),
-        ("live", SMALL, ""),
-        ("live", (60, 20), ""),
-        ("live", FULL, "r"),
-        ("eight-gpus", FULL, ""),
-        ("eight-gpus", SMALL, ""),
-        ("thermal-ramp", (140, 48), "less_than_sign"),
-        ("thermal-ramp", FULL, "d"),
-        ("first-start", (100, 30), ""),
-        ("first-start", SMALL, ""),
-        ("first-start", SMALL, "question_mark"),
-        ("out-of-memory", (120, 36), ""),
-        ("out-of-memory", SMALL, ""),
-        ("finished", FULL, ""),
-        ("finished", MIDDLE, "right down right l"),
-        ("finished", SMALL, "enter"),
-        ("synthetic-data", MIDDLE, ""),
-        ("failed", MIDDLE, ""),
-    ],
-)
+SCREENS = [
+    ("live", FULL, ""), ("live", SMALL, ""), ("live", (60, 20), ""), ("live", FULL, "r"), ("eight-gpus", FULL, ""),
+    ("eight-gpus", SMALL, ""), ("thermal-ramp", (140, 48), "less_than_sign"), ("thermal-ramp", FULL, "d"),
+    ("first-start", (100, 30), ""), ("first-start", SMALL, ""), ("first-start", SMALL, "question_mark"),
+    ("out-of-memory", (120, 36), ""), ("out-of-memory", SMALL, ""), ("finished", FULL, ""),
+    ("finished", MIDDLE, "right down right l"), ("finished", SMALL, "enter"), ("synthetic-data", MIDDLE, ""),
+    ("failed", MIDDLE, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "size", "keys"), SCREENS)
 async def test_the_main_screen(home, hold, run, size, keys):
     async with running(home, RUNS[run](home, hold), size=size) as (app, pilot):
         await pilot.post(NextRunPredicted(PREDICTED))

@@ -19,38 +19,23 @@ FORMATTERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (fmt.number(0.09996), "0.100"),
-        (fmt.number(0.0015), "0.00150"),
-        (fmt.number(9.996), "10.0"),
-        (fmt.number(12345.6), "12,346"),
-        (fmt.number(0), "0"),
-        (fmt.number(0.00001), "1.0e-05"),
-        (fmt.beside_limit("300 W", "400 W"), "300/400 W"),
-        (fmt.beside_limit(fmt.ABSENT, "400 W"), "–/400 W"),
-        (fmt.beside_limit(fmt.ABSENT, fmt.ABSENT), fmt.ABSENT),
-        (fmt.size(1024), "1.00 KiB"),
-        (fmt.size(1023.9 * 2**20), "1.00 GiB"),
-        (fmt.count(12345), "12,345"),
-        (fmt.bytes_per_second(1.25 * 2**30), "1.25 GiB/s"),
-        (fmt.milliseconds(1234), "1,234 ms"),
-        (fmt.watts(250.6), "251 W"),
-        (fmt.joules(12345), "12.3 kJ"),
-        (fmt.percent(97.64, 1), "97.6 %"),
-        (fmt.signed_percent(-0.01), "0.0 %"),
-        (fmt.signed_percent(13196.7), "+13,197 %"),
-        (fmt.signed_percent(999.96), "+1,000 %"),
-        (fmt.signed_interval(-0.04, 1234.5), "0.0 to +1,234 %"),
-        (fmt.duration(9.99), "10 s"),
-        (fmt.duration(59.7), "1 min"),
-        (fmt.duration(125), "2 min 05 s"),
-        (fmt.duration(3720), "1 h 02 min"),
-        (fmt.duration(3 * 86400 + 4 * 3600), "3 d 04 h"),
-        (fmt.duration(-125), "-2 min 05 s"),
-    ],
-)
+READS_AS = [
+    (fmt.number(0.09996), "0.100"), (fmt.number(0.0015), "0.00150"), (fmt.number(9.996), "10.0"),
+    (fmt.number(12345.6), "12,346"), (fmt.number(0), "0"), (fmt.number(0.00001), "1.0e-05"),
+    (fmt.beside_limit("300 W", "400 W"), "300/400 W"), (fmt.beside_limit(fmt.ABSENT, "400 W"), "–/400 W"),
+    (fmt.beside_limit(fmt.ABSENT, fmt.ABSENT), fmt.ABSENT), (fmt.size(1024), "1.00 KiB"),
+    (fmt.size(1023.9 * 2**20), "1.00 GiB"), (fmt.count(12345), "12,345"),
+    (fmt.bytes_per_second(1.25 * 2**30), "1.25 GiB/s"), (fmt.milliseconds(1234), "1,234 ms"),
+    (fmt.watts(250.6), "251 W"), (fmt.joules(12345), "12.3 kJ"), (fmt.percent(97.64, 1), "97.6 %"),
+    (fmt.signed_percent(-0.01), "0.0 %"), (fmt.signed_percent(13196.7), "+13,197 %"),
+    (fmt.signed_percent(999.96), "+1,000 %"), (fmt.signed_interval(-0.04, 1234.5), "0.0 to +1,234 %"),
+    (fmt.duration(9.99), "10 s"), (fmt.duration(59.7), "1 min"), (fmt.duration(125), "2 min 05 s"),
+    (fmt.duration(3720), "1 h 02 min"), (fmt.duration(3 * 86400 + 4 * 3600), "3 d 04 h"),
+    (fmt.duration(-125), "-2 min 05 s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), READS_AS)
 def test_reads_as(text, expected):
     assert text == expected
 
