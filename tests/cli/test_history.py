@@ -61,6 +61,7 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
 
 QUIET, BUSY = A, B
 SHARED = RunConditions(foreign_processes=[ForeignProcess(pid=1)])
+ON_GPU = {"actual": Actual(device="cuda")}
 UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_under=STRICT_SPEED)
 
 
@@ -68,12 +69,9 @@ UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_u
     ("kind", "fields"),
     [
         ("other_processes", {"conditions": RunConditions(others_cpu_percent=76)}),
-        ("heat", {"actual": Actual(device="cuda"), "throttle": Throttle(thermal_fraction=0.3)}),
-        ("power_brake", {"actual": Actual(device="cuda"), "throttle": Throttle(brake_fraction=0.3)}),
-        (
-            "shared_gpu",
-            {"actual": Actual(device="cuda"), "conditions": RunConditions(foreign_processes=[ForeignProcess()])},
-        ),
+        ("heat", {**ON_GPU, "throttle": Throttle(thermal_fraction=0.3)}),
+        ("power_brake", {**ON_GPU, "throttle": Throttle(brake_fraction=0.3)}),
+        ("shared_gpu", {**ON_GPU, "conditions": RunConditions(foreign_processes=[ForeignProcess()])}),
         ("warming_up", {"conditions": RunConditions(still_warming=True)}),
         ("few_steps", {"steps": 4}),
         ("strict_malloc", {"throughput": UNDER_STRICT}),

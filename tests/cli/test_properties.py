@@ -18,10 +18,8 @@ from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
 BASE = resolve("tiny-llama")
-KEYS = (
-    st.sampled_from([*KNOBS_BY_NAME, *["model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]])
-    | any_text()
-)
+OTHERS = ["model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]
+KEYS = st.sampled_from([*KNOBS_BY_NAME, *OTHERS]) | any_text()
 STEPS = st.builds(
     Step, t_ns=st.integers(0, 2**62), step=st.integers(1, 10**9), warmup=st.booleans(), samples=st.integers(0, 10**9),
     tokens=st.integers(0, 10**12), loss=st.none() | st.floats(-1e300, 1e300), step_ms=st.floats(0, 1e9),

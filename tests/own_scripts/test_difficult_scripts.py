@@ -32,24 +32,16 @@ def test_steps_at_the_end_of_much_output_are_counted(cli, tmp_path):
 
 
 def test_loop_without_torch_optim_may_report_its_own_steps(cli, tmp_path):
-    result = run_script(
-        cli,
-        "--samples-per-step=5",
-        *written(tmp_path, "import trainfast_door\nfor _ in range(6):\n    trainfast_door.step()\n"),
-    )
+    words = written(tmp_path, "import trainfast_door\nfor _ in range(6):\n    trainfast_door.step()\n")
+    result = run_script(cli, "--samples-per-step=5", *words)
+    script = result["script"]
     assert result["steps"] == {"measured": 3, "warmup": 3}
-    assert (result["script"]["framework"], result["script"]["samples_from"]) == (
-        "trainfast_door.step()",
-        "--samples-per-step",
-    )
+    assert (script["framework"], script["samples_from"]) == ("trainfast_door.step()", "--samples-per-step")
 
 
 def test_script_that_forks_and_leaves_is_ended_with_its_children(cli, tmp_path):
-    done = cli(
-        "run",
-        "--json",
-        *written(tmp_path, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"),
-    )
+    words = written(tmp_path, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n")
+    done = cli("run", "--json", *words)
     no_step(done)
     assert any("the command ended before 1 process that it had started" in trouble for trouble in done.json["troubles"])
     assert not is_alive_after_grace(cli.home / "runs" / done.json["run_id"])

@@ -12,6 +12,7 @@ from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
 ALONE = msgspec.structs.replace(RUN, world_size=1)
+NPROC = "RLIMIT_NPROC"
 TORCHRUN_REPORT = """
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -69,15 +70,8 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
         ("RLIMIT_DATA", "forward", ("MemoryError", ""), "", "oom", "; RLIMIT_DATA (ulimit -d) is 586 MiB"),
         ("cgroup", "data", ("MemoryError", ""), "", "oom", "MemoryError (phase data)"),
         ("RLIMIT_AS", "import", ("ImportError", "no attribute"), "", "failed_to_start", "no attribute (phase import)"),
-        ("RLIMIT_NPROC", "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
-        (
-            "RLIMIT_NPROC",
-            "data",
-            ("RuntimeError", "code -2"),
-            "pthread_create failed",
-            "failed_to_start",
-            "of this user",
-        ),
+        (NPROC, "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
+        (NPROC, "data", ("RuntimeError", "code -2"), "pthread_create failed", "failed_to_start", "of this user"),
     ],
 )
 def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(limit, phase, error, output, state, words):
@@ -104,7 +98,7 @@ THREAD_STACK = ("MemoryError", "can't start new thread: memory_limit leaves no r
     ],
 )
 def test_an_error_that_no_inherited_limit_caused_names_none(phase, error, memory_limit, state):
-    limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC"), 600_000 << 10)
+    limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", NPROC), 600_000 << 10)
     run = msgspec.structs.replace(ALONE, limits=limits, memory_limit_bytes=memory_limit)
     verdict = judged(run, worker_lines=error_in(phase, error))
     assert verdict.state == state

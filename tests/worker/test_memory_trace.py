@@ -23,12 +23,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import answers, step_timeline
 from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope, extrapolate_blocks, shorten
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
-from trainfast_runner.worker.memory_trace.step_timeline import (
-    choose_foreach,
-    library_bytes,
-    read_request,
-    trace_optimizer,
-)
+from trainfast_runner.worker.memory_trace.step_timeline import choose_foreach, read_request, trace_optimizer
 from trainfast_runner.worker.shared.words import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -241,12 +236,12 @@ def test_blocks_that_differ_are_all_kept_and_a_parameter_of_a_repeated_one_stand
 
 def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert library_bytes("cpu") == 0
+    assert step_timeline.library_bytes("cpu") == 0
     for capability, kib in (((9, 0), 2 * 32 * 1024), ((8, 0), 2 * 8320)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one=capability: one)
-        assert library_bytes("cuda") == kib * 1024
+        assert step_timeline.library_bytes("cuda") == kib * 1024
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert library_bytes("cuda") == 2 * 4096 * 8 * 1024
+    assert step_timeline.library_bytes("cuda") == 2 * 4096 * 8 * 1024
 
 
 @pytest.mark.long

@@ -14,13 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
-from trainfast_runner.worker.model.optimizer import (
-    build_optimizer,
-    class_name,
-    implementation,
-    parameter_groups,
-    set_rate,
-)
+from trainfast_runner.worker.model import optimizer as optimizers
+from trainfast_runner.worker.model.optimizer import build_optimizer, class_name, parameter_groups, set_rate
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAMILIES = {
@@ -165,4 +160,4 @@ def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(slices, monk
     # `torch.optim` deletes the name of this module.
     chooser = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(chooser, "_get_foreach_kernels_supported_devices", lambda: [device])
-    assert implementation(build_optimizer(slices, worker_knobs())) == loop
+    assert optimizers.implementation(build_optimizer(slices, worker_knobs())) == loop

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.ci
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024}
 WIDE = {**SMALL, "intermediate_size": 128, "num_key_value_heads": 2}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
 LLAMA = {"family": "llama", **WIDE, "max_position_embeddings": 128}
 TRAINED = {"lr": 1e-2, "steps": 10}
 # Every step is clipped, and SGD does not hide it: the norm is right over all stages, or the losses are not.
@@ -76,10 +77,7 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train):
         (LLAMA, "causal-lm"),
         ({**LLAMA, "tie_word_embeddings": True}, "causal-lm"),
         ({"family": "mistral", **WIDE, "sliding_window": 8}, "causal-lm"),
-        (
-            {"family": "qwen3", **WIDE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-            "causal-lm",
-        ),
+        ({"family": "qwen3", **WIDE, **SLIDING}, "causal-lm"),
         ({"family": "mixtral", **WIDE, "num_local_experts": 4, "sliding_window": None}, "causal-lm"),
         (gpt2(n_layer=4), "causal-lm"),
         ({"family": "bert", **SMALL, "intermediate_size": 128}, "masked-lm"),

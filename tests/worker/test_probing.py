@@ -78,19 +78,15 @@ def prober(**parts):
 
 def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch):
     """The allocator of a GPU, whose counters alone are played: blocks it keeps count until its cache is emptied."""
-    reserved = {"current": 900, "peak": 900}
+    kept = {"current": 900, "peak": 900}
 
     def stats(_device):
-        return {
-            "allocated_bytes": {"all": {"peak": 90}},
-            "reserved_bytes": {"all": dict(reserved)},
-            "num_alloc_retries": 0,
-        }
+        return {"allocated_bytes": {"all": {"peak": 90}}, "reserved_bytes": {"all": dict(kept)}, "num_alloc_retries": 0}
 
     for name, played in {
         "memory_stats_as_nested_dict": stats,
-        "reset_peak_memory_stats": lambda _device: reserved.update(peak=reserved["current"]),
-        "empty_cache": lambda: reserved.update(current=100),
+        "reset_peak_memory_stats": lambda _device: kept.update(peak=kept["current"]),
+        "empty_cache": lambda: kept.update(current=100),
         "synchronize": lambda _device: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, played)
