@@ -1,7 +1,5 @@
 """Fixtures of all tests."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

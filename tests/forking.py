@@ -5,8 +5,6 @@ exit code. Each run is a process of its own, with its own environment, folder, o
 starts with a process itself (the linker's variables, malloc, a launcher) is tested in processes that start cold.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -79,13 +77,9 @@ class Forks:
 
     def _started(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, __file__, str(self._program)],
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            [sys.executable, __file__, str(self._program)], env=self._environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
 
 
 def serve(program: Path) -> None:

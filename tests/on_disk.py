@@ -1,7 +1,5 @@
 """Ended runs and begun searches as they lie on disk, so that what reads them is tested without training."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -9,16 +7,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.result import (
-    Cpu,
-    MemoryFigures,
-    Result,
-    RunConditions,
-    Spread,
-    StepCount,
-    StepTime,
-    Throughput,
-)
+from trainfast_runner.records import result as measured
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.results.doubts import with_doubts
@@ -61,9 +51,7 @@ def batch_question(search_id: str = SEARCH, key: str = "k", **fields: Any) -> Ba
     return BatchQuestion(**{"search_id": search_id, "key": key, "preset": "tiny-llama", "clock": CLOCK, **fields})
 
 
-def result(
-    run_id: str = A, *, samples_per_s: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any
-) -> Result:
+def result(run_id: str = A, *, samples_per_s: float = 100, mad: float = 1, steps: int = 40, **fields: Any) -> Result:
     """A finished run of tiny-llama with a batch of 8; `knobs` are laid over the defaults."""
     knobs = {**defaults(), **fields.pop("knobs", {})}
     step_ms = 8e3 / samples_per_s
@@ -73,16 +61,16 @@ def result(
         "started_wall_ns": STARTED_NS,
         "seconds": 12.5,
         "synthetic_data": False,
-        "steps": StepCount(measured=steps, warmup=3),
-        "throughput": Throughput(
-            samples_per_s=Spread(median=samples_per_s, mad=mad),
-            tokens_per_s=Spread(median=samples_per_s * 128, mad=mad * 128),
+        "steps": measured.StepCount(measured=steps, warmup=3),
+        "throughput": measured.Throughput(
+            samples_per_s=measured.Spread(median=samples_per_s, mad=mad),
+            tokens_per_s=measured.Spread(median=samples_per_s * 128, mad=mad * 128),
         ),
-        "step_ms": StepTime(p50=step_ms, p90=step_ms, p99=step_ms, forward=step_ms / 3, backward=step_ms / 2),
-        "memory": MemoryFigures(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
+        "step_ms": measured.StepTime(p50=step_ms, p90=step_ms, p99=step_ms, forward=step_ms / 3, backward=step_ms / 2),
+        "memory": measured.MemoryFigures(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
         "actual": Actual(device="cpu", world_size=1),
-        "conditions": RunConditions(),
-        "cpu": Cpu(thresholds="strict in warm-up"),
+        "conditions": measured.RunConditions(),
+        "cpu": measured.Cpu(thresholds="strict in warm-up"),
         **fields,
     }
     return Result(run_id=run_id, knobs=knobs, **given)

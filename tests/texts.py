@@ -1,7 +1,5 @@
 """Any text, as `st.text()` makes it, without the seconds in which hypothesis finds out what UTF-8 can encode."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 

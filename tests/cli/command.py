@@ -1,7 +1,5 @@
 """Runs the real command line in a process and a home of its own."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -62,13 +60,9 @@ class Cli:
     def environment(self) -> dict[str, str]:
         """The environment of every command."""
         return {
-            **os.environ,
-            "TRAINFAST_HOME": str(self.home),
-            "XDG_CONFIG_HOME": str(self.config),
-            "XDG_CACHE_HOME": str(self.cache),
-            "PYTHONIOENCODING": "utf-8",
-            "OMP_NUM_THREADS": "1",
-        }
+            **os.environ, "TRAINFAST_HOME": str(self.home), "XDG_CONFIG_HOME": str(self.config),
+            "XDG_CACHE_HOME": str(self.cache), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
 
     @property
     def presets(self) -> Path:
@@ -89,18 +83,14 @@ class Cli:
         """Run the console script, or another command, to its end, as a shell does."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [*command, *arguments],
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+            [*command, *arguments], env={**self.environment, **environment}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return Done(done.returncode, done.stdout, done.stderr, cpu_s)
 
-    def start(self, *arguments: str, **environment: str) -> Started:
+    def start(self, *arguments: str, **environment: str) -> "Started":
         """Start a command that is going to be signalled; its stderr goes to a file."""
         return Started(self, arguments, environment)
 
@@ -112,13 +102,9 @@ class Started:
         self._err = cli.config.parent / f"stderr-{time.monotonic_ns()}"
         with self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [*COMMAND, *arguments],
-                env={**cli.environment, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-            )
+                [*COMMAND, *arguments], env={**cli.environment, **(environment or {})}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=err, text=True,
+            )  # fmt: skip
 
     @property
     def err(self) -> str:

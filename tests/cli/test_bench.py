@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from plans import PLAN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.records.run_directory import shared_lock
-from trainfast_runner.running.planning import DevicesBusy, RunPlan
+from trainfast_runner.running.planning import DevicesBusy
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_tui.cli import bench, launching
 from trainfast_tui.cli.signals import caught_signals
@@ -172,9 +171,9 @@ def test_a_signal_ends_the_wait_of_a_bench_for_a_device(cli, number, code):
 
 
 def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(tmp_path, monkeypatch):
-    waited: list[str] = []
+    waited = []
 
-    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
+    def start(plan, home, on_wait):
         os.kill(os.getpid(), signal.SIGINT)
         raise DevicesBusy("the CPU is in use by another-run")
 
@@ -186,7 +185,7 @@ def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(tmp_path, 
     assert waited == ["wait"]
 
 
-def benched(*words: str) -> int:
+def benched(*words):
     """The exit code of `bench tiny-llama --json` with these words, in this process."""
     parser = argparse.ArgumentParser()
     bench.bench_arguments(parser)
@@ -194,12 +193,12 @@ def benched(*words: str) -> int:
 
 
 @pytest.fixture
-def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def starts(tmp_path, monkeypatch):
     """Numbers, from 1, of the starts that find the device in use by another run; every other run finishes at once."""
-    busy: list[int] = []
+    busy = []
     numbers = itertools.count(1)
 
-    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
+    def start(plan, home, on_wait):
         if next(numbers) in busy:
             raise DevicesBusy("the CPU is in use by another-run", advice="trainfast-tui stop another-run, or --wait")
         return tmp_path

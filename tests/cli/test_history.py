@@ -1,26 +1,28 @@
-"""`runs`: what was trained before, shown, compared, and step by step."""
+"""`runs`: what was trained before, shown, compared, step by step, and pruned; transcripts have the rest."""
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli.command import SMALL
-from on_disk import A, B, ended, put, result, run_file
+from on_disk import A, B, ended, lost, put, result, run_file, search, started
 from on_disk import A as RUN
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import STAMP_FORMAT, Home
 from trainfast_runner.records.result import STRICT_SPEED, RunConditions, Spread, Throttle, Throughput
-from trainfast_runner.records.run_directory import read_records
+from trainfast_runner.records.run_directory import read_records, shared_lock
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.history import iter_rows
+from trainfast_runner.worker.shared.words import PROBE
 from trainfast_tui.cli import printing
 from trainfast_tui.screens.runs import RunsTable
 from trainfast_tui.text.format import FigureHeading
@@ -47,7 +49,7 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
         directory.mkdir(parents=True)
         (directory / "result.json").write_text(encoded.replace("20261101-100000-tiny-llama-0000", run_id))
     assert len(cli("runs", "list", "--json").json["runs"]) == 300
-    opened: list[str] = []
+    opened = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(str(path)) or real(path, *more))
     rows = iter_rows(Home(cli.home))
@@ -59,6 +61,7 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
 
 QUIET, BUSY = A, B
 SHARED = RunConditions(foreign_processes=[ForeignProcess(pid=1)])
+ON_GPU = {"actual": Actual(device="cuda")}
 UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_under=STRICT_SPEED)
 
 
@@ -66,12 +69,9 @@ UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_u
     ("kind", "fields"),
     [
         ("other_processes", {"conditions": RunConditions(others_cpu_percent=76)}),
-        ("heat", {"actual": Actual(device="cuda"), "throttle": Throttle(thermal_fraction=0.3)}),
-        ("power_brake", {"actual": Actual(device="cuda"), "throttle": Throttle(brake_fraction=0.3)}),
-        (
-            "shared_gpu",
-            {"actual": Actual(device="cuda"), "conditions": RunConditions(foreign_processes=[ForeignProcess()])},
-        ),
+        ("heat", {**ON_GPU, "throttle": Throttle(thermal_fraction=0.3)}),
+        ("power_brake", {**ON_GPU, "throttle": Throttle(brake_fraction=0.3)}),
+        ("shared_gpu", {**ON_GPU, "conditions": RunConditions(foreign_processes=[ForeignProcess()])}),
         ("warming_up", {"conditions": RunConditions(still_warming=True)}),
         ("uneven_speed", {"throughput": Throughput(samples_per_s=Spread(median=13.7, mad=0.1, mean=8.0))}),
         ("few_steps", {"steps": 4}),
@@ -114,7 +114,7 @@ def test_a_short_run_beside_a_busy_loop_is_doubtful(cli):
 S = 1_000_000_000
 
 
-def write_hot_run(home: Path) -> None:
+def write_hot_run(home):
     """Ten steps of a second on a CPU that watch GPU 2, throttled by heat from second 5 on, at half its clock."""
     run = run_file(RUN, knobs={"workers": 0}, watch_uuids=["GPU-b"])
     directory = put(home / "runs" / RUN / "run.json", run)
@@ -148,8 +148,7 @@ def test_each_step_has_its_throttled_milliseconds(cli):
     assert [round(step["throttled_ms"]["thermal"]) for step in steps] == [0] * 5 + [1000] * 5
     assert steps[7]["throttled_ms"]["power"] is None
     assert (steps[7]["energy_joules"], steps[7]["joules_per_sample"]) == (pytest.approx(200), pytest.approx(25))
-    assert steps[7]["clock_loss_fraction"] == pytest.approx(0.5)
-    assert steps[7]["temperature_c"] == 91
+    assert (steps[7]["clock_loss_fraction"], steps[7]["temperature_c"]) == (pytest.approx(0.5), 91)
     assert steps[7]["data_ms"] == 5
     header, *rows = cli("runs", "show", "last", "--steps").out.splitlines()
     assert re.split("  +", header.strip()) == [
@@ -176,3 +175,54 @@ def test_a_verdict_opens_to_its_numbers(cli):
     assert re.search(r"throttled by heat +62\.5 % +counts from 2\.0 %", opened)
     assert "92 °C" in opened
     assert "source    chosen: two runs" in opened
+
+
+OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))
+
+
+def old_search(home, minute=0):
+    return search(home, {"kind": "paused", "t_ns": 1}, search_id=f"20251101-09{minute:02}00-tiny-llama-5555")
+
+
+def runs(cli):
+    return sorted(path.name for path in (cli.home / "runs").iterdir())
+
+
+def test_a_live_run_or_search_and_what_belongs_to_it_stay(cli):
+    lost(cli.home, OLD)
+    live, idle = (old_search(cli.home, minute) for minute in (1, 2))
+    for run_id, of_search in ((MIDDLE, live), (NEW, idle)):
+        for write in (ended, started):
+            write(cli.home, run_id, role=PROBE, search_id=of_search.name)
+    being_made = f"{time.strftime(STAMP_FORMAT, time.gmtime(time.time() - 1))}-tiny-llama-bbbb"
+    (cli.home / "runs" / being_made).mkdir()
+    with shared_lock(cli.home / "runs" / OLD), (live / "search.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = cli("runs", "prune", "--keep", "0", "--yes", "--json").json
+    assert found["live"] == [OLD, MIDDLE, being_made, live.name]
+    assert runs(cli) == [OLD, MIDDLE, being_made]
+    assert [path.name for path in (cli.home / "searches").iterdir()] == [live.name]
+    assert found["left"] == []
+
+
+def test_foreign_folders_below_runs_and_searches_stay(cli):
+    """`runs` is TensorBoard's default folder, and TRAINFAST_HOME may be a project's own directory."""
+    ended(cli.home, OLD)
+    old_search(cli.home)
+    foreign = [
+        *(cli.home / "runs" / name for name in ("CartPole_Nov22", "20240101-notes", "20240101-100000-cartpole-beef")),
+        cli.home / "searches" / "20240101-notes",
+        cli.home / "searches" / "hyperparameters",
+    ]
+    for folder in foreign:
+        folder.mkdir()
+        (folder / "events.out.tfevents").touch()
+    (foreign[-1] / "journal.jsonl").write_text("{}")
+    (cli.home / "runs" / "zzz-empty").mkdir()
+    left_by_a_launch = cli.home / "runs" / "20240101-100000-tiny-llama-cccc"
+    left_by_a_launch.mkdir()
+    found = cli("runs", "prune", "--keep", "0", "--yes", "--json").json
+    assert [one["run_id"] for one in found["runs"]] == [left_by_a_launch.name, OLD]
+    assert runs(cli) == sorted([*(folder.name for folder in foreign[:3]), "zzz-empty"])
+    assert sorted((cli.home / "searches").iterdir()) == sorted(foreign[3:])
+    assert all((folder / "events.out.tfevents").exists() for folder in foreign)

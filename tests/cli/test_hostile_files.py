@@ -10,10 +10,9 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -50,7 +49,7 @@ UNFILLED = ("script", "host", "number", "search_id", "role", "tried")
 JsonPath = tuple[str | int, ...]
 
 
-def run_in_process(home: Path, command: str) -> Done:
+def run_in_process(home, command):
     """Run a command in this process; an exception of it is the test's."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     words = command.replace("FOLDER", str(home)).split()
@@ -69,7 +68,7 @@ def run_in_process(home: Path, command: str) -> Done:
     return Done(code, *texts)
 
 
-def leaves(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
+def leaves(value, at=()):
     """Yield the path of every value within a JSON value, tables and lists included."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
@@ -77,12 +76,12 @@ def leaves(value: Any, at: JsonPath = ()) -> Iterator[JsonPath]:
         yield from leaves(item, (*at, key))
 
 
-def value_at(value: Any, at: JsonPath) -> Any:
+def value_at(value, at):
     """Return the value at a path."""
     return functools.reduce(operator.getitem, at, value)
 
 
-def changed(value: Any, at: JsonPath, change: Any) -> None:
+def changed(value, at, change):
     """Put another value at a path, or take the value away for `...`."""
     table = value_at(value, at[:-1])
     if change is ...:
@@ -91,7 +90,7 @@ def changed(value: Any, at: JsonPath, change: Any) -> None:
         table[at[-1]] = change
 
 
-def filled_up(value: Any, kind: inspect.Type) -> Any:
+def filled_up(value, kind):
     """Return a JSON value of the type with every field of it, those that it lacks with any value."""
     match kind:
         case inspect.UnionType(types=kinds):
@@ -121,7 +120,7 @@ PLACES = [(name, place) for name, record in RECORDS.items() for place in leaves(
 TEXT_PLACES = [(name, place) for name, place in PLACES if isinstance(value_at(RECORDS[name], place), str)]
 
 
-def home_with(folder: str, name: str, place: JsonPath, change: Any) -> Path:
+def home_with(folder, name, place, change):
     """Return a home with the recorded run twice, one value of the newer one changed, in the first line of a file."""
     directory = Path(folder) / "runs" / RECORDED.name
     shutil.copytree(RECORDED, directory.with_name(OTHER))
@@ -209,7 +208,7 @@ OF_ANOTHER_USER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
-def as_another(work: Callable[[], Done]) -> Done:
+def as_another(work):
     """Do the work in a fork as an unprivileged user, who may not be able to start this Python."""
     read_fd, write_fd = os.pipe()
     if (pid := os.fork()) == 0:
@@ -229,7 +228,7 @@ def as_another(work: Callable[[], Done]) -> Done:
     return done
 
 
-def give_away(home: Path) -> Path:
+def give_away(home):
     """Make a home another user's, after imports of commands that the fork cannot read."""
     for command in ("runs list --json", "runs prune --keep 9 --yes"):
         run_in_process(home, command)
@@ -272,7 +271,7 @@ def test_f03_the_launch_lock_of_another_user_is_replaced():
         lock.touch(0o600)
         os.chown(folder, OF_ANOTHER_USER, OF_ANOTHER_USER)
 
-        def launch() -> Done:
+        def launch():
             with Home(Path(folder)).launching(lambda holder: None):
                 return Done(0, "", "")
 
@@ -289,7 +288,7 @@ def test_f03_the_searches_of_another_user_stop_no_reader():
         assert done.code == 0, done.err
         assert list((home / "runs").iterdir()) == []
 
-        def search() -> Done:
+        def search():
             with pytest.raises(UserError, match="no permission"):
                 new_search(Home(home), "tiny-llama")
             return Done(0, "", "")

@@ -60,14 +60,9 @@ def test_case_09_an_unreadable_answer_loses_itself_alone(cli, gpus):
 
 def test_case_10_impossible_readings_are_null_with_their_reason(cli, gpus):
     machine = gpus(
-        2,
-        "ramp 0 0 4294967256 0 3714000 9999",
-        "pcie 0 77 4294967295",
-        "process 0 4294967295 1 0 1e18",
-        "process 0 0 1 0 1e18",
-        "process 0 4242 1 0 1e18",
-        "ecc 0 4294967295 4294967295 4294967295",
-    )
+        2, "ramp 0 0 4294967256 0 3714000 9999", "pcie 0 77 4294967295", "process 0 4294967295 1 0 1e18",
+        "process 0 0 1 0 1e18", "process 0 4242 1 0 1e18", "ecc 0 4294967295 4294967295 4294967295",
+    )  # fmt: skip
     tick = cli("monitor", "--once", "--json", **machine).json
     gpu, sound = tick["devices"]
     names = {"temperature_c", "memory_temperature_c", "power_w", "power_average_w", "power_instant_w", "sm_clock_mhz"}
@@ -130,8 +125,7 @@ def test_a_binding_that_cannot_be_used_is_one_sentence_everywhere_and_nothing_el
     assert f"{what}: {cure}" in cli("monitor", "--once", **machine).out
     assert f"{what}: {cure}" in cli("topo", **machine).out
     (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
-    assert check["state"] == "warn"
-    assert check["finding"] == f"none: {what}. Training runs on the CPU"
+    assert (check["state"], check["finding"]) == ("warn", f"none: {what}. Training runs on the CPU")
     assert check["cure"].startswith(cure)
     assert cli("runs", "list", **machine).code == 0
 
@@ -140,7 +134,7 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not ends_at_logout("ann"), "there is no busctl"
 
-    def answers(line: str) -> None:
+    def answers(line):
         bus = tmp_path / "busctl"
         bus.write_text(f"#!/bin/sh\necho {line}\n")
         bus.chmod(0o700)
@@ -156,7 +150,7 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> list[str]:
+def python(tmp_path):
     """`--python` with a CUDA build of torch."""
     return ["--python", cuda_python(tmp_path / "bin")]
 

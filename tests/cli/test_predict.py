@@ -1,11 +1,9 @@
 """`predict` as its user sees it: rows in their order, words about what is traced, problems as rows."""
 
 import re
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -45,12 +43,10 @@ knobs = { precision = "fp32", strategy = "pp" }
 class Tracer:
     """Stands in for the warm Python of traces; answers the parts of some precisions before those asked first."""
 
-    def __init__(self, first: str = "") -> None:
+    def __init__(self, first=""):
         self.first = first
 
-    def __call__(
-        self, executable: str, asked: list[dict[str, Any]], cancelled: object, environment: object
-    ) -> Generator[dict[str, Any]]:
+    def __call__(self, executable, asked, cancelled, environment):
         model = msgspec.to_builtins(model_of(12))
         model["stretches"] = model["segments"]  # the tracer's word
         requests = list(enumerate(asked))
@@ -59,7 +55,7 @@ class Tracer:
             yield {"request": number, "unused": [], **_part(model, request)}
 
 
-def _part(model: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+def _part(model, request):
     if request.get("stages"):
         return {"untraceable": "it has no blocks"}
     optimizer, step = ("before_optimizer", "optimizer_peak"), ("parameter_sizes", "stacks", "segments", "pipeline")
@@ -74,7 +70,7 @@ class Predict:
     capsys: pytest.CaptureFixture[str]
     tracer: Tracer
 
-    def __call__(self, reference: str, *settings: str, code: int = 0, options: tuple[str, ...] = ()) -> Done:
+    def __call__(self, reference, *settings, code=0, options=()):
         words = [word for one in settings for word in ("--set", one)]
         known = {"ways": self.folder / "ways.toml", "single": self.folder / "single.toml"}
         name, _, variant = reference.partition("/")
@@ -82,12 +78,12 @@ class Predict:
         assert main(["predict", found, *words, *options]) == code
         return Done(code, *self.capsys.readouterr())
 
-    def json(self, reference: str, *settings: str, code: int = 0) -> Any:
+    def json(self, reference, *settings, code=0):
         return self(reference, *settings, code=code, options=("--json",)).json
 
 
 @pytest.fixture
-def predict(tmp_path, monkeypatch, capsys) -> Predict:
+def predict(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "ways.toml").write_text(PRESET)

@@ -18,23 +18,15 @@ from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
 BASE = resolve("tiny-llama")
-KEYS = st.one_of(
-    st.sampled_from([*KNOBS_BY_NAME, "model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]),
-    any_text(),
-)
+OTHERS = ["model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]
+KEYS = st.sampled_from([*KNOBS_BY_NAME, *OTHERS]) | any_text()
 STEPS = st.builds(
-    Step,
-    t_ns=st.integers(0, 2**62),
-    step=st.integers(1, 10**9),
-    warmup=st.booleans(),
-    samples=st.integers(0, 10**9),
-    tokens=st.integers(0, 10**12),
-    loss=st.none() | st.floats(-1e300, 1e300),
-    step_ms=st.floats(0, 1e9),
-)
+    Step, t_ns=st.integers(0, 2**62), step=st.integers(1, 10**9), warmup=st.booleans(), samples=st.integers(0, 10**9),
+    tokens=st.integers(0, 10**12), loss=st.none() | st.floats(-1e300, 1e300), step_ms=st.floats(0, 1e9),
+)  # fmt: skip
 
 
-def after_set(text: str) -> RunSpec | UserError:
+def after_set(text):
     """Return the spec with `--set TEXT`, or its refusal. A setting is taken by its name, a refusal is one line."""
     answer: RunSpec | UserError
     try:
@@ -42,8 +34,7 @@ def after_set(text: str) -> RunSpec | UserError:
     except UserError as problem:
         answer = problem
     if isinstance(answer, UserError):
-        assert answer.exit_code == 2
-        assert len(answer.line().splitlines()) == 1
+        assert (answer.exit_code, len(answer.line().splitlines())) == (2, 1)
     else:
         assert answer.overrides == (text.partition("=")[0].strip(),)
     return answer
@@ -74,7 +65,7 @@ def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps, cuts):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
         tail = Tail(path, Step)
-        found: list[Step] = []
+        found = []
         place = 0
         for length in [*cuts, len(content)]:
             with path.open("ab") as file:
@@ -91,9 +82,7 @@ def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps, cuts):
     seed=st.randoms(),
     keep=st.floats(0, 1),
 )
-def test_damaged_lines_are_counted_and_cost_no_other_record_and_a_file_cut_off_anywhere_keeps_its_own(
-    steps, damage, seed, keep
-):
+def test_damaged_lines_are_counted_and_cost_no_other_record_and_a_file_cut_off_keeps_its_own(steps, damage, seed, keep):
     lines = [msgspec.json.encode(step) + b"\n" for step in steps]
     whole = b"".join(lines)
     for broken in damage:

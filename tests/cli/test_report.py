@@ -5,7 +5,6 @@ import re
 import shutil
 from base64 import b64decode
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -31,7 +30,7 @@ EVIL = '<script>alert(1)</script> <img src="http://a.example/x"> | `code` ![i](h
 class Page(HTMLParser):
     """A page, read as a browser does: its elements, their attributes and their text."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.texts: list[str] = []
@@ -43,7 +42,7 @@ class Page(HTMLParser):
         self.close()
         assert self._open == [], "every element is closed"
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         attributes = {name: value or "" for name, value in attrs}
         self.elements.append((tag, attributes))
         if tag == "img":
@@ -60,25 +59,25 @@ class Page(HTMLParser):
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self._open.pop() == tag, f"{tag} is closed in its place"
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
         if self._open and self._open[-1] in ("td", "th"):
             self.tables[-1][-1][-1] += data
 
     @property
-    def text(self) -> str:
+    def text(self):
         """All text of the page."""
         return " ".join(self.texts)
 
-    def with_tag(self, tag: str) -> list[dict[str, str]]:
+    def with_tag(self, tag):
         """The attributes of every element of a tag."""
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def assert_loads_nothing(page: Page) -> None:
+def assert_loads_nothing(page):
     for tag, attributes in page.elements:
         if attributes.get("style") != "text-align:right":
             assert not LOADING & attributes.keys(), (tag, attributes)
@@ -88,7 +87,7 @@ def assert_loads_nothing(page: Page) -> None:
     assert "@import" not in page.source
 
 
-def assert_tables_are_even(markdown: str) -> None:
+def assert_tables_are_even(markdown):
     """Every row of a table has as many cells as its header."""
     tables = re.findall(r"(?:^\|.*\|\n)+", markdown, re.MULTILINE)
     assert tables
@@ -97,20 +96,20 @@ def assert_tables_are_even(markdown: str) -> None:
         assert len(cells) == 1, table
 
 
-def page_of(cli: Cli, folder: Path, *references: str) -> Page:
+def page_of(cli, folder, *references):
     done = cli("report", *references, "-o", str(folder / "report.html"))
     assert done.code == 0, done.err
     return Page(folder / "report.html")
 
 
-def markdown_of(cli: Cli, folder: Path, *references: str) -> str:
+def markdown_of(cli, folder, *references):
     done = cli("report", *references, "-o", str(folder / "report.md"))
     assert done.code == 0, done.err
     return (folder / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def recorded(cache, tmp_path_factory) -> tuple[Cli, Page, str]:
+def recorded(cache, tmp_path_factory):
     """A history with the recorded run, and its report as a page and as Markdown."""
     folder = tmp_path_factory.mktemp("reported")
     cli = Cli(folder / "home", folder / "config", cache)
@@ -262,10 +261,7 @@ def test_a_best_fit_search_has_its_front_effects_verdicts(searched, tmp_path):
     ("changes", "words"),
     [
         ({"tried_in_budget": 3}, r"3 of 12 tried when the budget ended(.|\n)*^\| best so far \|.*precision=bf16"),
-        (
-            {"within_percent": 8.0},
-            r"within 8.0 %, the noise of this machine: no setting is faster(.|\n)*\n\| chosen \|",
-        ),
+        ({"within_percent": 8}, r"within 8.0 %, the noise of this machine: no setting is faster(.|\n)+\n\| chosen \|"),
     ],
 )
 def test_an_answer_without_a_winner_is_reported_as_such(cli, tmp_path, changes, words):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Started, until, until_measured
+from cli.command import COMMAND, PATIENCE_S, SMALL, until, until_measured
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive, is_alive_after_grace
 from trainfast_runner.running.present_state import run_state
@@ -43,8 +43,7 @@ def test_a_run_prints_its_progress_and_its_result_and_is_in_the_history(trained)
     assert [row["run_id"] for row in cli("runs", "list", "--json").json["runs"]] == [result["run_id"]]
     assert "samples/s (median; MAD" in cli("runs", "show", "last").out
     assert cli("runs", "show", "last", "--json").json == result
-    assert cli("logs", "last", "--json").json["run_id"] == result["run_id"]
-    assert cli("logs", "last", "-f").code == 0
+    assert (cli("logs", "last", "--json").json["run_id"], cli("logs", "last", "-f").code) == (result["run_id"], 0)
     assert cli("attach", "last").code == 0
 
 
@@ -142,7 +141,7 @@ def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its
     check_that_a_run_outlives_its_watchers(cli, waiting)
 
 
-def check_that_a_run_outlives_its_watchers(cli: Cli, started: Started) -> None:
+def check_that_a_run_outlives_its_watchers(cli, started):
     """Kill the command and the supervisor of the only run: the run goes on, and can be stopped."""
     started.signal(signal.SIGKILL)
     started.end()

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-from typing import Any
 
 import pytest
 
@@ -32,11 +31,11 @@ def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli):
     assert Home(cli.home).run_ids() == []
 
 
-def limited(limit: str, *more: str) -> list[str]:
+def limited(limit, *more):
     return ["tiny-llama", *SMALL, "--set", f"memory_limit={limit}", *more]
 
 
-def next_size_that_decides(found: dict[str, Any]) -> int:
+def next_size_that_decides(found):
     """The smallest size that needs max(3 %, 48 MiB) more than the maximum."""
     fixed, per_sample = found["model"]["fixed_bytes"], found["model"]["bytes_per_sample"]
     need = fixed + per_sample * found["max_batch"]
@@ -80,8 +79,7 @@ def test_the_tightest_of_two_ranks_decides(cli):
     )
     assert done.code == 0, done.err
     found = done.json
-    assert found["tightest_rank"] == 1
-    assert found["limit_bytes"] == 384 << 20
+    assert (found["tightest_rank"], found["limit_bytes"]) == (1, 384 << 20)
     assert all(probe["outcome"] == "fits" for probe in found["probes"])
     assert 0 <= found["headroom_bytes"] < 48 << 20
     assert "rank 1" in done.err
@@ -90,7 +88,7 @@ def test_the_tightest_of_two_ranks_decides(cli):
 @pytest.mark.long
 def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli):
     command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
-    before: list[int] = []
+    before = []
     for text in ("starting", " fits: peak", "confirm "):
         started = Started(cli, command)
         started.until_printed(text)
@@ -144,14 +142,12 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli):
     assert "another process" in other.err
     started.signal(signal.SIGINT)
     done = started.end()
-    assert done.code == 130
-    assert done.json["state"] == "cancelled"
+    assert (done.code, done.json["state"]) == (130, "cancelled")
     assert live_runs(cli) == []
     for line in BatchSnapshot.read(directory).lines:
         if isinstance(line, Launched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
-            assert run.search_id == directory.name
-            assert run.role == line.role
+            assert (run.search_id, run.role) == (directory.name, line.role)
 
 
 @pytest.mark.long

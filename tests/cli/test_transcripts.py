@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 import on_disk
-from cli.command import Cli, Done
 from trainfast_runner.records import result, run_file, run_lines
 from trainfast_runner.settings.spec import resolve
 
@@ -43,11 +42,11 @@ VARIABLE = re.compile("[A-Z_]+=")
 EXIT_CODE = re.compile(r"\[(\d+)\]")
 
 
-def pattern(line: str) -> str:
+def pattern(line):
     return ".*".join(map(re.escape, line.split("...")))
 
 
-def check_text(done: Done, expected: list[str]) -> None:
+def check_text(done, expected):
     """Fail where what a command printed is not what stands in its transcript."""
     said, told = (done.out + done.err).rstrip("\n"), []
     for line in expected:
@@ -66,15 +65,13 @@ def check_text(done: Done, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_transcript(
-    cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_transcript(cli, tmp_path, case, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     names = NAMES | {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable, "path": PATH}
     if any("{nvml}" in line for line in case):
         names["nvml"] = request.getfixturevalue("nvml_library")
 
-    def filled(line: str) -> str:
+    def filled(line):
         return re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[0])), line)
 
     steps = [line.rstrip() for line in case[1:] if line.strip()]

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -133,8 +132,7 @@ def test_runs_sort_in_the_order_of_their_launches(tmp_path):
     home = Home(tmp_path)
     made = [home.new_run(word)[0] for word in ("zebra", "monkey", "ant")]
     assert [home.number_launch(run_id) for run_id in made] == [1, 2, 3]
-    assert home.run_ids() == made
-    assert home.find("last") == made[-1]
+    assert (home.run_ids(), home.find("last")) == (made, made[-1])
     # A clock that once was years ahead does not lead the ids along.
     home.directory("20991231-235959-future-0000").mkdir()
     assert home.new_run("now")[0] < "2099"
@@ -145,7 +143,7 @@ def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(tmp_path, monk
     home = Home(tmp_path)
     right = os.open
 
-    def opened(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+    def opened(path, flags, *arguments, **options):
         if file in Path(os.fsdecode(path)).name and flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return right(path, flags, *arguments, **options)
@@ -157,9 +155,7 @@ def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(tmp_path, monk
 
 
 @pytest.mark.parametrize("is_search", [True, False])
-def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
-    tmp_path, monkeypatch, capsys, is_search
-):
+def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_searchs_name(tmp_path, monkeypatch, capsys, is_search):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     home = Home(tmp_path)
     search = home.search_directory("20261121-070000-tiny-llama-5ea2")

@@ -3,11 +3,10 @@
 import itertools
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Done
+from cli.command import COMMAND, PATIENCE_S, SMALL, Done
 
 AMBIENT = ["--ambient-caps=+dac_override"]
 CALLS = itertools.count()
@@ -16,24 +15,18 @@ SHADOWED = ("random", "json", "tempfile", "socket", "torch", "numpy", "transform
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6"]
 
 
-def typed_in(
-    cli: Cli, folder: str | bytes, *arguments: str, before: str = ":", after: str = "", **changed: str
-) -> Done:
+def typed_in(cli, cwd, *arguments, before=":", after="", **changed):
     """A command after `cd folder`, through a shell that does `before` it and closes or redirects with `after`."""
     done = subprocess.run(
-        ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments],
-        cwd=folder,
+        ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments], cwd=cwd,
         env={name: value for name, value in {**cli.environment, **changed}.items() if value},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
-def shadows(tmp_path: Path) -> Path:
+def shadows(tmp_path):
     """A working directory with files named like modules that the training imports."""
     folder = tmp_path / "my project"
     folder.mkdir()
@@ -61,9 +54,7 @@ def test_files_named_like_modules_do_not_reach_doctor(cli, shadows):
 GONE = "mkdir gone && cd gone && rmdir ../gone"
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["run", "tiny-llama", "--python", "venv"], ["report", "last", "-o", "report.html"]]
-)
+@pytest.mark.parametrize("words", [[], ["run", "tiny-llama", "--python", "venv"], ["report", "last", "-o", "r.html"]])
 def test_a_name_in_a_deleted_working_directory_is_refused(cli, tmp_path, words):
     line = typed_in(cli, tmp_path, *words, before=GONE).refused()
     assert line == "trainfast-tui: the current directory has been deleted: cd to another one"

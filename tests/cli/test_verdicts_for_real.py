@@ -91,7 +91,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli, gpus, tmp_p
 def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli, gpus, tmp_path):
     """A CPU training joined to eight GPUs: each rule about a GPU names the one that it is true of, and no other."""
 
-    def gpu(reasons: int, mhz: int = 1980, degrees: float = 60) -> list[Moment]:
+    def gpu(reasons, mhz=1980, degrees=60):
         return [Moment(0, degrees, reasons, 300, mhz)]
 
     scenario = Scenario(

@@ -37,12 +37,12 @@ class Case:
         samples = {f"GPU-{index}": [(n * S, _sample(index, n, of(n))) for n in range(11)] for index, of in gpus.items()}
         ranks = {0: self.step, **self.other_ranks}
         steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
-        window = window_of(steps[0])
+        times = window_of(steps[0])
         return MeasuredWindow(
             run=run,
             steps=steps,
             devices=join_of(samples, uuids, used_uuids=run.device_uuids).conditions_between(
-                window.begin_ns, window.end_ns
+                times.begin_ns, times.end_ns
             ),
             samples=samples,
             hosts=[_host(self.host(n)) for n in range(10)],

@@ -59,19 +59,6 @@ def test_the_decision_tree(machine, size, links, value, expected):
         assert "estimate: 18 bytes" in advice.text
 
 
-def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets():
-    assert "lr" not in advice_on(CPU, Situation()), "nothing has changed"
-    assert "lr" not in advice_on(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
-    advice = advice_on(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
-    assert advice.value == "0.004"
-    assert "32, 4 x the preset's 8" in advice.text
-    half = advice_on(CPU, Situation(), "batch_size=4")["lr"]
-    assert half.value == "0.0005"
-    ddp = advice_on(CPU, Situation(), "strategy=ddp", "devices=2")["lr"]
-    assert ddp.value == "0.002"
-    assert "dp divides one batch among the GPUs" in ddp.text
-
-
 def test_shapes_are_aligned_where_there_are_tensor_cores():
     situation = Situation(shapes={"hidden_size": 1020, "vocab_size": 50257})
     found = advice_on(gpus(1), situation, "batch_size=12", "seq_len=100")
@@ -100,13 +87,23 @@ def test_every_value_advised_is_one_its_knob_takes():
             assert knob.text_of(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 
-def test_accumulation_is_advised_against():
+def test_accumulation_is_advised_against_and_the_linear_rule_for_another_global_batch():
     advice = advice_on(CPU, Situation(), "batch_size=8", "grad_accum=4")["grad_accum"]
     assert advice.value == "1"
     assert advice.text.startswith("Try 1 first: batch_size=32 with grad_accum=1")
+    assert "lr" not in advice_on(CPU, Situation()), "nothing has changed"
+    assert "lr" not in advice_on(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
+    advice = advice_on(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
+    assert advice.value == "0.004"
+    assert "32, 4 x the preset's 8" in advice.text
+    half = advice_on(CPU, Situation(), "batch_size=4")["lr"]
+    assert half.value == "0.0005"
+    ddp = advice_on(CPU, Situation(), "strategy=ddp", "devices=2")["lr"]
+    assert ddp.value == "0.002"
+    assert "dp divides one batch among the GPUs" in ddp.text
 
 
-def test_bytes_a_parameter_are_the_guides():
+def test_bytes_a_parameter_are_the_guides_and_parameters_follow_from_a_configuration():
     rules = {
         ("bf16", "adamw"): 18,
         ("fp32", "adamw"): 16,
@@ -118,9 +115,6 @@ def test_bytes_a_parameter_are_the_guides():
     size, billion = ModelSize(10**9, 10**8), 10**9
     assert state_bytes(size, "ddp", 4, "bf16", "adamw") == 18 * billion
     assert state_bytes(size, "zero3", 4, "bf16", "adamw") == 4 * 10**8 + 18 * billion // 4
-
-
-def test_parameters_follow_from_a_configuration():
     gpt2_medium = {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 1024}
     size = model_size({**gpt2_medium, "vocab_size": 50257, "tie_word_embeddings": True})
     assert size.parameters == pytest.approx(354_823_168, rel=0.01)

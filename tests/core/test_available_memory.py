@@ -1,26 +1,25 @@
-"""The memory that a rank may use, the least that a limit must hold, and the fit of a predicted run."""
+"""The memory that a rank may use, the least that a limit must hold, and the fit of a predicted run or search."""
 
+import sys
+import tempfile
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from layered_model import model_of, spec_with
 
+import plans
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.resource_limits import free_within_limits
-from trainfast_runner.memory import corrections
+from trainfast_runner.memory import corrections, headroom
 from trainfast_runner.memory.corrections import Correction
-from trainfast_runner.memory.headroom import (
-    COMPILER_BYTES,
-    UNCORRECTED_MARGIN_BYTES,
-    UNTOUCHED_BYTES,
-    AvailableMemory,
-    available_memory,
-    least_weight_bytes,
-    predict_headroom,
-)
+from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, UNTOUCHED_BYTES, AvailableMemory
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import searches
+from trainfast_runner.search.batch_conductor import predicted_size, trace_size_model
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
 
@@ -47,7 +46,7 @@ LIMIT, CONTEXT = {"from_memory_limit": True}, {"with_context": True}
 
 
 @pytest.mark.parametrize(
-    ("settings", "machine", "ranks", "host_and_context", "size_bytes", "source", "flags"),
+    ("settings", "machine", "ranks", "host", "size_bytes", "source", "flags"),
     [
         ((), TWO_GPUS, 1, (None,), 10 * GIB, "free on GPU 0", CONTEXT),
         (["strategy=ddp"], TWO_GPUS, 2, (None,), 4 * GIB, "free on GPU 1", CONTEXT),
@@ -61,22 +60,22 @@ LIMIT, CONTEXT = {"from_memory_limit": True}, {"with_context": True}
         (["strategy=ddp"], CPU, 2, (4 * GIB,), 2 * GIB, "free, shared by 2 processes", {}),
     ],
 )
-def test_the_tightest_rank_may_use_the_limit_or_what_is_free(
-    settings, machine, ranks, host_and_context, size_bytes, source, flags
-):
-    available = available_memory(asked(*settings), machine, ranks, *host_and_context)
+def test_the_tightest_rank_has_its_limit_or_what_is_free(settings, machine, ranks, host, size_bytes, source, flags):
+    available = headroom.available_memory(asked(*settings), machine, ranks, *host)
     assert available == AvailableMemory(size_bytes, source, **flags)
 
 
-@pytest.mark.parametrize("machine", [CPU, WITHOUT_READING])
-def test_nothing_is_known_of_an_unknown_host(machine):
-    assert available_memory(asked(), machine, 1, None) is None
-
-
 def test_a_context_comes_out_of_what_is_free_and_not_out_of_a_limit():
+    hosts = [headroom.available_memory(asked(), machine, 1, None) for machine in (CPU, WITHOUT_READING)]
+    assert hosts == [None, None], "unknown"
     free, limit = (AvailableMemory(4 * GIB, "", **flags) for flags in (CONTEXT, LIMIT))
     assert [free.for_allocator(size) for size in (512 * MIB, None, 5 * GIB)] == [4 * GIB - 512 * MIB, 4 * GIB, 0]
     assert limit.for_allocator(512 * MIB) == 4 * GIB
+    gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
+    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+    found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
+    assert (found.margin_bytes, found.refusal) == (0, None)
+    assert found.fits is True
 
 
 def test_control_group_may_have_less_than_its_host(tmp_path):
@@ -89,8 +88,7 @@ def test_control_group_may_have_less_than_its_host(tmp_path):
     (group / "memory.max").write_text("max\n")
     assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
     (group / "memory.max").write_text(f"{4 * GIB}\n")
-    assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
-    assert free_within_limits(2 * GIB, tmp_path) == 2 * GIB
+    assert (free_within_limits(8 * GIB, tmp_path), free_within_limits(2 * GIB, tmp_path)) == (3 * GIB, 2 * GIB)
     (group / "memory.stat").write_text(f"active_file {GIB // 4}\ninactive_file {GIB // 2}\n")
     assert free_within_limits(8 * GIB, tmp_path) == 3.5 * GIB, "the kernel drops file pages before it refuses memory"
     (group.parent / "memory.current").write_text(f"{5 * GIB}\n")
@@ -133,36 +131,27 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
     assert searches.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
 
 
-@pytest.mark.parametrize(
-    ("settings", "devices", "bytes_a_parameter"),
-    [
-        (["strategy=single"], 1, 4),
-        (["strategy=single", "precision=bf16"], 1, 4),
-        (["strategy=single", "precision=bf16-pure"], 1, 2),
-        (["strategy=ddp"], 4, 4),
-        (["strategy=fsdp"], 4, 1),
-        (["strategy=fsdp+tp"], 8, 0.5),
-        (["strategy=zero3"], 4, 1),
-        (["strategy=zero2", "precision=bf16"], 4, 2),
-        (["strategy=zero3-offload"], 2, 0),
-        (["strategy=tp", "tp_degree=4"], 4, 1),
-        (["strategy=ddp+tp", "tp_degree=2"], 8, 2),
-        (["strategy=ddp+pp", "pp_degree=4"], 8, 1),
-        (["strategy=ddp+tp+pp"], 8, 1),
-        (["strategy=fsdp+tp+pp"], 8, 0.5),
-        (["strategy=naive-mp"], 2, 2),
-    ],
-)
+LEAST_WEIGHTS = [
+    (["strategy=single"], 1, 4), (["strategy=single", "precision=bf16"], 1, 4),
+    (["strategy=single", "precision=bf16-pure"], 1, 2), (["strategy=ddp"], 4, 4), (["strategy=fsdp"], 4, 1),
+    (["strategy=fsdp+tp"], 8, 0.5), (["strategy=zero3"], 4, 1), (["strategy=zero2", "precision=bf16"], 4, 2),
+    (["strategy=zero3-offload"], 2, 0), (["strategy=tp", "tp_degree=4"], 4, 1),
+    (["strategy=ddp+tp", "tp_degree=2"], 8, 2), (["strategy=ddp+pp", "pp_degree=4"], 8, 1),
+    (["strategy=ddp+tp+pp"], 8, 1), (["strategy=fsdp+tp+pp"], 8, 0.5), (["strategy=naive-mp"], 2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "devices", "bytes_a_parameter"), LEAST_WEIGHTS)
 def test_least_weight_bytes(settings, devices, bytes_a_parameter):
     knobs = resolve("tiny-llama", settings).knobs
-    assert least_weight_bytes(1_000_000, knobs, devices) == bytes_a_parameter * 1_000_000
+    assert headroom.least_weight_bytes(1_000_000, knobs, devices) == bytes_a_parameter * 1_000_000
 
 
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
 def fit(model=MODEL, machine=CPU, ranks=1, **knobs):
-    return predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
+    return headroom.predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
 
 
 def corrected(model=MODEL, **knobs):
@@ -195,11 +184,9 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     compiling = fit(**asked, compile="default")
     assert compiling.margin_bytes > 3 * UNCORRECTED_MARGIN_BYTES, "nobody has measured the compiler here"
     compiled = {**asked, "compile": "default"}
-    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COMPILER_BYTES
+    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + headroom.COMPILER_BYTES
     free = fit(batch_size=5000)
-    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), (
-        "what is free counts no address space"
-    )
+    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), "it counts no address space"
 
 
 @pytest.mark.parametrize(
@@ -219,9 +206,32 @@ def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_h
     assert limited.fits is True
 
 
-def test_on_a_gpu_the_context_comes_out_of_what_is_free_and_there_is_no_margin():
-    gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
-    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
-    found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
-    assert (found.margin_bytes, found.refusal) == (0, None)
-    assert found.fits is True
+PLAN = replace(plans.PLAN, spec=spec_with(), memory_limit_bytes=(200 * MIB,))
+
+
+def after_a_run_that_took_less(batch_size):
+    """A tenth less than was traced."""
+    spec = spec_with(batch_size=batch_size)
+    traced = MODEL.predict(spec).traced_bytes["forward_backward"]
+    known = corrections.Correction(
+        run_id="r1", beyond_bytes={"forward_backward": -traced // 10, "optimizer": 0}, step_bytes=traced
+    )
+    case = corrections.correction_key("t", spec.knobs, 1)
+    return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(by_case={case: known}))
+
+
+def test_the_growth_is_that_of_the_sizes_below_the_maximum():
+    most = predicted_size(MODEL, PLAN, 200 * MIB).max_batch
+    taught = after_a_run_that_took_less(most)
+    limit = taught.predict(spec_with(batch_size=most)).total_bytes
+    found = predicted_size(taught, PLAN, limit)
+    below = [taught.predict(spec_with(batch_size=size)).total_bytes for size in (most // 2, most)]
+    assert found.max_batch == most
+    assert abs(found.bytes_per_sample - (below[1] - below[0]) / (most - most // 2)) < 0.02 * found.bytes_per_sample
+
+
+def test_a_tracer_that_can_make_no_temporary_file_is_an_error_of_the_prediction_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="a temporary file cannot be made: No such file or directory"):
+        trace_size_model(replace(PLAN, python=sys.executable), threading.Event())

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
@@ -24,36 +25,27 @@ def bench():
     return prepare("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
-def test_settings_and_scale_reach_every_row(bench):
+def test_settings_and_scale_reach_every_row_and_runs_interleave_with_the_baseline_first(bench):
     assert [planned.spec.knobs["batch_size"] for planned in bench.rows] == [1, 1, 1, 1, 1, 3]
     assert {planned.spec.knobs["seq_len"] for planned in bench.rows} == {32}
     assert [planned.id for planned in prepare("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
-
-
-def test_runs_interleave_with_the_baseline_first():
     multi = prepare("guide-dp-ddp-nvlink")
     assert [planned.id for planned in run_order(multi, 2)] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
+    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
+    assert same.unpublished == ""
+    assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("setting", "named"), [("seq_len=32", "seq_len"), ("model.num_hidden_layers=2", "model.num_hidden_layers")]
-)
-def test_another_model_or_length_has_no_published_figures(setting, named):
+@pytest.mark.parametrize("setting", ["seq_len=32", "model.num_hidden_layers=2"])
+def test_another_model_or_length_has_no_published_figures(setting):
     other = prepare("guide-single-gpu/fp16", [setting])
     table = tabulate(other, {"vanilla": [ended(9)], "fp16": [ended(18)]})
-    assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
-        ({}, None, None)
-    ] * 2
+    named = setting.partition("=")[0]
+    assert [(*row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [(None, None)] * 2
     text = WRITERS[".md"](table, "x")
     assert "published" not in text.replace(table.bench.unpublished, "")
     assert table.bench.unpublished == f"Published figures are left out: {named} differs from the published run."
     assert text.count(table.bench.unpublished) == 1
-
-
-def test_a_batch_or_the_same_length_keeps_the_published_figures():
-    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
-    assert same.unpublished == ""
-    assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure():
@@ -122,7 +114,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
     assert "model.num_hidden_layers=48" in row
 
 
-def test_repeated_pairs_say_how_sure_a_difference_is(bench):
+def test_repeated_pairs_say_how_sure_a_difference_is_by_the_textbooks_interval(bench):
     """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
     base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
     results_by_row = {
@@ -140,23 +132,18 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench):
     # Of two pairs Student says next to nothing: the steps of the middle runs speak.
     assert two.interval_percent[1] - two.interval_percent[0] < 15
     assert "| +9." in WRITERS[".md"](table, "x")
-
-
-def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
-    hot = msgspec.structs.replace(
-        ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True)
-    )
-    lines = WRITERS[".md"](tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
-    rows = [line for line in lines if line.startswith("| bert_")]
-    assert rows[0].endswith("| finished |")
-    assert rows[1].endswith("| finished ? heat, warming up |")
-
-
-def test_students_interval_is_the_textbooks():
     # Ratios 1.1, 1.2 and 1.3: mean of logs 0.1800, deviation 0.0836, times 4.303 / sqrt(3).
     low, high = paired_interval([(1, 1.1), (1, 1.2), (1, 1.3)]) or (0, 0)
     assert (low, high) == (pytest.approx(-2.7, abs=0.1), pytest.approx(47.3, abs=0.2))
     assert paired_interval([(1, 1.1), (1, 1.2)]) is None
+
+
+def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
+    hot = replace(ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True))
+    lines = WRITERS[".md"](tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
+    rows = [line for line in lines if line.startswith("| bert_")]
+    assert rows[0].endswith("| finished |")
+    assert rows[1].endswith("| finished ? heat, warming up |")
 
 
 def grid(reference, *vary, settings=()):
@@ -190,10 +177,11 @@ def test_rows_are_the_combinations_after_the_presets_own_settings(reference, var
     assert {planned.spec.variant for planned in bench.rows} == {reference.partition("/")[2] or None}
 
 
-def test_a_preset_with_variants_has_the_grid_for_each_of_them():
+def test_devices_are_joined_by_plus_and_each_variant_has_the_grid():
+    rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
+    assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
     bench = grid("benchmarks-bert", "batch_size=4,512")
-    assert bench.baseline_id == "bert_1 batch_size=56"
-    assert len(bench.rows) == 6 * 2 + 1
+    assert (bench.baseline_id, len(bench.rows)) == ("bert_1 batch_size=56", 6 * 2 + 1)
     assert "bert_6 batch_size=512" in ids(bench)
     own = next(planned for planned in bench.rows if planned.id == bench.baseline_id)
     assert own.published["samples_per_s"] == 88.9
@@ -201,21 +189,13 @@ def test_a_preset_with_variants_has_the_grid_for_each_of_them():
     assert all(not planned.published for planned in bench.rows if planned is not own)
 
 
-def test_devices_are_joined_by_plus():
-    rows = grid("tiny-llama", "devices=0+1,2,cpu").rows
-    assert [planned.spec.knobs["devices"] for planned in rows] == [None, "0+1", 2, "cpu"]
-
-
-def test_a_grid_of_a_million_rows_names_the_knobs_to_drop():
+def test_a_grid_of_a_million_rows_or_of_scaled_sizes_is_refused():
     hundred = ",".join(map(str, range(1, 101)))
     with pytest.raises(UserError) as refused:
         grid("tiny-llama", f"batch_size={hundred}", "workers=0,1", f"grad_accum={hundred}", f"seed={hundred}")
     line = refused.value.line()
     assert line.startswith(f"the grid has 2,000,000 rows, more than {MAX_ROWS}; try dropping --vary batch_size and")
     assert line.endswith("--vary grad_accum, which leaves 200")
-
-
-def test_scaled_sizes_are_not_those_of_the_ids():
     with pytest.raises(UserError, match="--scale-batch"):
         prepare("tiny-llama", (), 0.5, read_vary(["batch_size=1,2"]))
     assert prepare("tiny-llama", (), 0.5, read_vary(["workers=0,1"])).rows[0].spec.knobs["batch_size"] == 4
@@ -243,14 +223,11 @@ def written(varied, results_by_row, path):
     return path.read_text()
 
 
-def test_a_row_of_the_table_does_not_repeat_its_id(varied, results_by_row):
+def test_a_row_of_the_table_does_not_repeat_its_id_and_json_is_that_of_the_command(varied, results_by_row, tmp_path):
     lines = WRITERS[".md"](tabulate(varied, results_by_row), "x").splitlines()
     rows = [line for line in lines if "batch_size=" in line]
     assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | 0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
-
-
-def test_json_is_that_of_the_command(varied, results_by_row, tmp_path):
     found = json.loads(written(varied, results_by_row, tmp_path / "table.json"))
     assert [row["state"] for row in found["rows"]] == ["finished", "refused"] * 2
     assert [row["knobs"]["batch_size"] for row in found["rows"]] == [8, 8, 16, 16]

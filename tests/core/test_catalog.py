@@ -10,14 +10,7 @@ import pytest
 from trainfast_runner.memory.sharding import MEMORY_RULES
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker import catalog
-from trainfast_runner.worker.catalog import (
-    ENGINES,
-    OPTIMIZERS,
-    PARAMETER_FORMS,
-    STRATEGIES,
-    nearest_optimizer,
-    nearest_strategy,
-)
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, PARAMETER_FORMS, STRATEGIES, nearest_strategy
 
 CATALOG = Path(catalog.__file__).parent
 WORKER = CATALOG.parent
@@ -31,7 +24,7 @@ def test_every_class_stands_in_its_file(folder, entries):
         assert wanted in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}, name
 
 
-def test_entries_name_what_exists():
+def test_entries_name_what_exists_and_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert strategy.fallback in STRATEGIES
         assert strategy.memory_rule in {*MEMORY_RULES, "Staged", None}
@@ -45,13 +38,10 @@ def test_entries_name_what_exists():
     for engine in ENGINES.values():
         assert engine.fallback in ENGINES
         assert set(engine.strategies) <= set(STRATEGIES)
-
-
-def test_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert STRATEGIES[nearest_strategy(strategy, lambda entry: entry.compiles)].compiles
         for optimizer in OPTIMIZERS.values():
-            assert OPTIMIZERS[nearest_optimizer(optimizer, strategy)].refusal(strategy) is None
+            assert OPTIMIZERS[catalog.nearest_optimizer(optimizer, strategy)].refusal(strategy) is None
 
 
 def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():
@@ -76,7 +66,7 @@ def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():
 STACK = {"torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "numpy"}
 
 
-def loaded(statement: str) -> set[str]:
+def loaded(statement):
     """The top-level modules a fresh interpreter has after `statement`."""
     program = f"{statement}; import sys; print(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

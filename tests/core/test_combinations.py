@@ -51,6 +51,8 @@ PADDED = "samples=padded"
 SPREAD = "strategy=tp ep_degree=2"
 MIXTRAL = {"model_type": "mixtral", **PLAN, "base_model_ep_plan": {"layers.*.mlp.experts": "ep_dispatch_experts"}}
 SPLIT = "strategy=tp sequence_parallel=on"
+PADDED_SPLIT = f"{SPLIT} devices=2 {PADDED}"
+DROPOUT, ODD, ROUTED = {"attn_pdrop": 0.1}, {"num_attention_heads": 3}, {"base_model_ep_plan": {"a": "ep_router"}}
 
 
 def facts(settings="", where=CPU, config=None, versions=None):
@@ -80,43 +82,19 @@ def refusal(*asked, **more):
         ("strategy=dp", OLD, {}, "devices", "and devices=auto is one"),
         ("strategy=tp", CPU, {"model_type": "t5"}, "strategy", "has no plan for t5"),
         ("strategy=fsdp+tp", CPU, LLAMA | {"base_model_tp_plan": {"a": "local"}}, "strategy", "cuts layers as local"),
-        (
-            "attention=sdpa-flash",
-            CPU,
-            {"attn_pdrop": 0.1},
-            "attention",
-            "no dropout on a CPU, and the model has attn_pdrop",
-        ),
+        ("attention=sdpa-flash", CPU, DROPOUT, "attention", "no dropout on a CPU, and the model has attn_pdrop"),
         ("attention=sdpa-flash", CPU, T5, "attention", "takes no bias, and the model adds one to its scores"),
-        ("strategy=tp", CPU, LLAMA | {"num_attention_heads": 3}, "tp_degree", "does not divide the model's 3 heads"),
+        ("strategy=tp", CPU, LLAMA | ODD, "tp_degree", "does not divide the model's 3 heads"),
         ("strategy=tp tp_degree=4", CPU, LLAMA | HEADS, "tp_degree", "not divide the model's 2 key-value heads"),
         ("strategy=tp devices=4", CPU, LLAMA, "devices", "try devices=2, or tp_degree=4"),
         ("strategy=fsdp+tp devices=2", CPU, LLAMA, "devices", "strategy=tp with devices=2"),
         (f"{SPLIT} devices=2", CPU, {"model_type": "gpt2"}, "sequence_parallel", "the model is gpt2"),
-        (
-            f"{SPLIT} devices=2 {PADDED}",
-            CPU,
-            LLAMA,
-            "sequence_parallel",
-            "samples=padded are of several; try samples=packed",
-        ),
-        (
-            f"{SPLIT} seq_len=129",
-            CPU,
-            LLAMA,
-            "seq_len",
-            "tp_degree=2 equal parts, and it does not divide; try seq_len=130",
-        ),
+        (PADDED_SPLIT, CPU, LLAMA, "sequence_parallel", "samples=padded are of several; try samples=packed"),
+        ("seq_len=129 " + SPLIT, CPU, LLAMA, "seq_len", "=2 equal parts, and it does not divide; try seq_len=130"),
         ("sequence_parallel=on", CPU, LLAMA, "sequence_parallel", "does nothing with strategy=single"),
         (SPREAD, CPU, LLAMA, "ep_degree", "no plan for the experts of llama: transformers ships none (it does for mix"),
         (SPREAD, CPU, MIXTRAL | {"num_local_experts": 3}, "ep_degree", "not divide the model's 3 experts (model.num_l"),
-        (
-            SPREAD,
-            CPU,
-            MIXTRAL | {"base_model_ep_plan": {"a": "ep_router"}},
-            "ep_degree",
-            "spreads experts as ep_router",
-        ),
+        (SPREAD, CPU, MIXTRAL | ROUTED, "ep_degree", "spreads experts as ep_router"),
         ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "ep_degree=4 is not tp_degree=2: the devices"),
         ("strategy=tp ep_degree=4", CPU, MIXTRAL, "ep_degree", "try ep_degree=2, or ep_degree=1"),
         ("strategy=fsdp ep_degree=2", CPU, MIXTRAL, "ep_degree", "does nothing with strategy=fsdp"),
@@ -157,13 +135,7 @@ def refusal(*asked, **more):
         (f"{CUBE} devices=4", CPU, STAGED, "devices", "try devices=8, or strategy=ddp+tp with devices=4"),
         ("strategy=fsdp+tp+pp", CPU, STAGED | {"model_type": "t5"}, "strategy", "the model is t5; try strategy=ddp or"),
         (CUBE, CPU, STAGED | {"base_model_tp_plan": {"a": "local"}}, "strategy", "as local, which is not done here"),
-        (
-            CUBE,
-            CPU,
-            STAGED | PLAN | {"num_attention_heads": 3},
-            "tp_degree",
-            "3 heads (model.num_attention_heads); try ",
-        ),
+        (CUBE, CPU, STAGED | PLAN | ODD, "tp_degree", "3 heads (model.num_attention_heads); try "),
         (f"{CUBE} pp_schedule=1f1b micro_batches=1", CPU, STAGED, "micro_batches", "needs at least pp_degree=2"),
         (f"{CUBE} compile=default", CPU, STAGED, "compile", "compile=default with strategy=ddp"),
         (f"{CUBE} engine=accelerate", CPU, STAGED, "engine", "engine=native with strategy=ddp+tp+pp"),
@@ -201,17 +173,14 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settin
     assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions=missing).line()
 
 
-def test_an_optimizer_that_torch_does_not_have_yet_names_the_version_that_has_it():
-    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
-    assert "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; install with: " in refused
-    assert "-m pip install 'torch>=2.9'; try optimizer=adamw-f" in refused
-    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
-
-
-def test_an_optimizer_that_compiles_needs_a_compiler(monkeypatch):
+def test_compiling_and_an_optimizer_that_compiles_need_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     refused = refusal("optimizer=adamw-4bit", versions={"torchao": "0.18.0"})
     assert "optimizer=adamw-4bit needs a compiler, and PATH has no no-such-compiler" in refused.line()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    missing = "PATH has no g++; install with: apt-get install g++; try compile=off"
+    assert missing in refusal("compile=default").line()
 
 
 @pytest.mark.parametrize(
@@ -250,9 +219,7 @@ def test_an_optimizer_that_compiles_needs_a_compiler(monkeypatch):
         ("strategy=fsdp+tp devices=cpu", TWO, LLAMA, 4, 4, 16),
     ],
 )
-def test_what_works_runs_on_as_many_processes_and_devices_as_it_needs(
-    settings, where, config, ranks, devices, global_batch
-):
+def test_what_works_runs_on_the_processes_and_devices_it_needs(settings, where, config, ranks, devices, global_batch):
     asked = facts(settings, where, config)
     check(asked)
     assert (asked.rank_count, asked.device_count) == (ranks, devices)
@@ -262,7 +229,7 @@ def test_what_works_runs_on_as_many_processes_and_devices_as_it_needs(
         assert device_counts.recorded_devices(asked.spec, where) == f"cpu:{ranks}"
 
 
-def test_a_kernel_that_the_model_has_not_is_refused_before_launch():
+def test_a_kernel_that_the_model_has_not_and_an_optimizer_of_a_later_torch_are_refused():
     asked = replace(
         facts("attention=sdpa", config={"model_type": "gemma2", "vocab_size": 4096}),
         attentions=("auto", "eager", "flash"),
@@ -271,6 +238,10 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch():
         check(asked)
     assert (refused.value.key, refused.value.advice) == ("attention", "attention=auto, which takes eager")
     check(replace(asked, spec=resolve("tiny-llama", ["attention=eager"])))
+    refused = refusal("optimizer=muon", versions={"torch": "2.8.0+cpu"}).line()
+    assert "optimizer=muon needs torch 2.9 or later, and /env/bin/python has 2.8.0+cpu; install with: " in refused
+    assert "-m pip install 'torch>=2.9'; try optimizer=adamw-f" in refused
+    check(facts("optimizer=muon", versions={"torch": "2.11.0"}))
 
 
 @pytest.mark.parametrize(
@@ -287,24 +258,7 @@ def test_sizes_that_the_model_cannot_have_get_the_nearest(settings, config, near
     assert refusal(settings, config=config).as_json()["nearest"] == nearest
 
 
-def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
-    assert [one.index for one in TWO.default_gpus("single")] == [1]
-    assert [one.index for one in TWO.default_gpus("ddp")] == [0, 1]
-    assert [one.index for one in TWO.named_or_counted_gpus("0+")] == [0]
-
-
-def test_launcher_and_worker_cut_the_same_families():
-    assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
-
-
-def test_compiling_needs_a_compiler(monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    missing = "PATH has no g++; install with: apt-get install g++; try compile=off"
-    assert missing in refusal("compile=default").line()
-
-
-def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpus_stay():
+def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_single_takes_the_freest_gpu():
     with pytest.raises(UserError, match="neither a count nor a list"):
         resolve("tiny-llama", ["watch=cpu"])
     spec = resolve("tiny-llama", ["strategy=ddp", "devices=cpu:2", "watch=1"])
@@ -318,13 +272,14 @@ def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpu
     (strategy,) = [one for one in advise(spec, spec.knobs, TWO, Situation()) if one.knob == "strategy"]
     assert strategy.text.startswith("single: on a CPU the processes of other strategies share its 8 cores")
 
-
-def test_runs_compare_takes_cpu_2_for_two_processes():
     def on(devices):
         return result(knobs={"strategy": "ddp", "devices": devices}, actual=Actual(device="cpu", world_size=2))
 
-    assert compare(on("cpu:2"), on(2)).knobs == []
-    assert compare(on("cpu:2"), on(4)).knobs == [("devices", 2, 4)]
+    assert (compare(on("cpu:2"), on(2)).knobs, compare(on("cpu:2"), on(4)).knobs) == ([], [("devices", 2, 4)])
+    assert [one.index for one in TWO.default_gpus("single")] == [1]
+    assert [one.index for one in TWO.default_gpus("ddp")] == [0, 1]
+    assert [one.index for one in TWO.named_or_counted_gpus("0+")] == [0]
+    assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
 
 
 OFFLOAD = "strategy=zero3-offload offload_path="
@@ -348,9 +303,7 @@ def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path):
     ("settings", "bytes_per_parameter"),
     [([], 12), (["optimizer=sgd"], 4), (["precision=bf16-pure"], 6), (["precision=bf16"], 12)],
 )
-def test_an_offload_path_too_small_for_the_states_is_refused_where_it_is_read(
-    tmp_path, monkeypatch, settings, bytes_per_parameter
-):
+def test_an_offload_path_too_small_for_the_states_is_refused(tmp_path, monkeypatch, settings, bytes_per_parameter):
     monkeypatch.setattr(compatibility, "free_bytes", lambda folder: 3 << 20)
     assert f"offload_path={tmp_path} is full: 3 MiB free" in refusal(f"{OFFLOAD}{tmp_path}").line()
     count = 10 << 20

@@ -21,7 +21,7 @@ NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive")
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
-DDP = {"strategy": "ddp"}
+DDP, NARROW = {"strategy": "ddp"}, {"pcie_width": 8}
 PAIRS = {
     # rule: what triggers it, and what is next to it and does not
     "memory-thrashing": (Case(step=lambda n: {"alloc_retries": 7 + n}), Case(step=always(alloc_retries=7))),
@@ -35,10 +35,7 @@ PAIRS = {
         Case(gpus={0: always(throttle_reasons=["sw_power_cap"], sm_clock_mhz=1500, power_w=399.0)}),
         Case(gpus={0: always(throttle_reasons=["sw_power_cap"], power_w=399.0)}),
     ),
-    "sync-boost": (
-        Case(gpus={0: always(throttle_reasons=["sync_boost"])}),
-        Case(gpus={0: always(throttle_reasons=["idle"])}),
-    ),
+    "sync-boost": [Case(gpus={0: always(throttle_reasons=[reason])}) for reason in ("sync_boost", "idle")],
     "foreign-process": (
         Case(run={"foreign_processes": [ForeignProcess(device=0, pid=7)]}),
         Case(run={"foreign_processes": [ForeignProcess(device=5, pid=7)]}),
@@ -61,10 +58,7 @@ PAIRS = {
         Case(gpus={0: always(gpu_utilization_percent=55)}, step=always(data_ms=430.0)),
     ),
     "small-batch": (Case(step=always(tokens=128)), Case(step=always(tokens=128), knobs={"precision": "fp32"})),
-    "pcie-width": (
-        Case(gpus={0: always(pcie_width=8)}),
-        Case(gpus={0: always(pcie_width=8, gpu_utilization_percent=0)}),
-    ),
+    "pcie-width": (Case(gpus={0: always(**NARROW)}), Case(gpus={0: always(**NARROW, gpu_utilization_percent=0)})),
     "host-cpu": (
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=400.0)),
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=740.0)),
@@ -117,10 +111,7 @@ def test_a_backward_takes_two_forwards_and_what_it_computes_again(checkpointing,
 SECOND = {
     # the other rule of the same name
     "host-cpu": (Case(host=always(cpu_percent=91.0)), Case(host=always(cpu_percent=89.0))),
-    "host-memory": (
-        Case(host=lambda n: {"swap_used_bytes": n * (8 << 20)}),
-        Case(host=lambda n: {"swap_used_bytes": n * (7 << 20)}),
-    ),
+    "host-memory": [Case(host=lambda n, mib=mib: {"swap_used_bytes": n * (mib << 20)}) for mib in (8, 7)],
 }
 
 
@@ -173,7 +164,7 @@ def test_nothing_holds_back(case):
     assert case.found() == []
 
 
-def test_heat_names_the_gpu_the_degrees_and_the_milliseconds():
+def test_heat_names_the_gpu_the_degrees_and_the_milliseconds_of_steps_alone():
     # Throttled from the sixth sample on, at half the clock: half of that part of a step is lost.
     case = Case(gpus={0: always(), 3: lambda n: HOT if n >= 5 else {"sm_clock_mhz": 1980}})
     finding = case.of("thermal")
@@ -182,11 +173,28 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds():
         "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
         ": about 250 ms of the median step lost"
     )
-    assert finding.figures["slows_down_at_c"] == 92
-    assert finding.cost_fraction == pytest.approx(0.25)
+    assert (finding.figures["slows_down_at_c"], finding.cost_fraction) == (92, pytest.approx(0.25))
+    cool = {"throttle_reasons": ["hw_thermal"], "sm_clock_mhz": 990, "temperature_c": 55}
+    finding = Case(gpus={0: always(**cool)}).of("thermal")
+    assert "though its chip is at 55 °C, 37 °C under the 92 °C at which it slows down" in finding.line
+    assert finding.advice.startswith("the chip itself is cool: look at the temperature of the memory")
+    case = Case(gpus={0: always(**{**HOT, "sm_clock_mhz": 198})}, step=always(data_ms=700.0))
+    costs = {finding.rule: finding.cost_ms_per_step for finding in case.findings()}
+    assert (costs["data-bound"], costs["thermal"]) == (700, pytest.approx(300))
+    case = Case(gpus={0: always(**HOT)}, step=always(step_ms=400.0, data_ms=4.0, forward_ms=130.0, backward_ms=250.0))
+    finding = case.of("thermal")
+    assert "is throttled by heat for 400 of each 400 ms step" in finding.line
+    assert finding.figures["thermal_percent"] == pytest.approx(100)
+    bursts = {"step": lambda n: {"step_ms": 1000.0 if n > 8 else 200.0, "data_ms": 0.0}}
+    busy = Case(device="cpu", **bursts, host=always(cpu_percent=99.0, own_percent=100.0))
+    hot = Case(**bursts, gpus={0: always(**{**HOT, "sm_clock_mhz": 100})})
+    for case, rule in ((busy, "host-cpu"), (hot, "thermal")):
+        finding = case.of(rule)
+        assert 0 < (finding.cost_ms_per_step or 0) <= 200, rule
+        assert finding.line.endswith("ms of the median step lost")
 
 
-def test_a_share_of_the_cpu_is_no_share_of_a_step():
+def test_a_share_of_the_cpu_is_no_share_of_a_step_and_with_cores_to_spare_costs_nothing_known():
     """The CPU use of others is shown in its own unit; its cost leaves out the wait for data."""
     busy = {"step": always(data_ms=250.0), "host": always(cpu_percent=99.0, own_percent=144.0)}
     data, host = sorted(Case(device="cpu", **busy).findings(), key=lambda finding: finding.rule)
@@ -195,29 +203,11 @@ def test_a_share_of_the_cpu_is_no_share_of_a_step():
     assert host.figures["others_cpu_percent"] == 81
     assert (host.cost_ms_per_step, host.cost_fraction) == (pytest.approx(607.5), pytest.approx(0.6075))
     assert data.cost_fraction + host.cost_fraction < 1
-
-
-def test_with_cores_to_spare_nothing_tells_what_others_cost():
     case = Case(device="cpu", host=always(cpu_percent=60.0, own_percent=80.0), step=always(data_ms=150.0))
     data, host = case.findings()
     assert host.line == "other processes take 50 % of the CPU that trains"
     assert (host.cost_ms_per_step, host.cost_fraction) == (None, None)
     assert data.rule == "data-bound", "a known cost comes before one that nothing tells"
-
-
-def test_heat_and_a_wait_for_data_do_not_cost_more_than_a_step_together():
-    """The clock is at a tenth all the time, but for seven tenths of a step the GPU waits for data."""
-    case = Case(gpus={0: always(**{**HOT, "sm_clock_mhz": 198})}, step=always(data_ms=700.0))
-    costs = {finding.rule: finding.cost_ms_per_step for finding in case.findings()}
-    assert (costs["data-bound"], costs["thermal"]) == (700, pytest.approx(300))
-
-
-def test_what_a_pause_between_steps_throttles_is_not_the_steps_own():
-    """Steps of 400 ms, one a second, throttled all the time: 400 ms of each, not 1,000."""
-    case = Case(gpus={0: always(**HOT)}, step=always(step_ms=400.0, data_ms=4.0, forward_ms=130.0, backward_ms=250.0))
-    finding = case.of("thermal")
-    assert "is throttled by heat for 400 of each 400 ms step" in finding.line
-    assert finding.figures["thermal_percent"] == pytest.approx(100)
 
 
 def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is_the_line():
@@ -234,37 +224,27 @@ def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is
     assert [finding.severity for finding in findings] == ["warning"] * len(findings)
 
 
-def test_what_to_try_against_waiting_for_data_depends_on_the_loaders():
+def test_what_to_try_against_waiting_for_data_depends_on_the_loaders_where_known():
     slow = always(data_ms=300.0)
     tries = [Case(step=slow, knobs={"workers": workers}).findings()[0].advice for workers in (0, 2, 8)]
     assert tries[0].startswith("workers=2: loading now happens in the training process")
     assert tries[1].startswith("workers=4: 2 loader processes")
     assert tries[2].startswith("cheaper loading")
-
-
-def test_an_unknown_number_of_loaders_stays_unknown_in_the_advice():
-    """A user's own script may not tell its number."""
     (finding,) = Case(step=always(data_ms=300.0), knobs={"workers": None}).findings()
     assert finding.figures["workers"] is None
     assert finding.advice.endswith("faster storage, or more loader processes")
     assert not any(character.isdigit() for character in finding.advice)
-
-
-def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero():
     case = Case(step=lambda n: {"data_ms": 2000.0 if n == 10 else 0.0, "step_ms": 3000.0 if n == 10 else 1000.0})
     assert "data-bound" in case.found()
 
 
-def test_a_gpu_that_a_run_only_watches_is_diagnosed_for_its_throttling_alone():
+def test_a_watched_gpu_is_diagnosed_for_its_throttling_and_no_step_is_lost_to_it():
     shared = {"foreign_processes": [ForeignProcess(device=1, pid=7)], "device_uuids": ["GPU-0"]}
     case = Case(gpus={0: always(), 1: always(pcie_width=8, **HOT)}, run=shared)
     (finding,) = case.findings()
     assert finding.rule == "thermal"
     assert finding.line.startswith("watched GPU 1 is throttled")
     assert finding.line.endswith("; the run does not use it")
-
-
-def test_of_several_watched_gpus_the_most_throttled_speaks_and_no_step_is_lost_to_it():
     case = Case(device="cpu", gpus={0: lambda n: HOT if n >= 9 else {}, 1: always(**HOT)})
     finding = case.of("thermal")
     assert finding.line == (
@@ -274,25 +254,26 @@ def test_of_several_watched_gpus_the_most_throttled_speaks_and_no_step_is_lost_t
     assert (finding.cost_ms_per_step, finding.cost_fraction) == (None, None)
     assert finding.figures["thermal_percent"] == pytest.approx(100)
     assert finding.figures["thermal_lost_ms_per_step"] is None
-
-
-def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it():
     shared = {"foreign_processes": [ForeignProcess(device=0, pid=7), ForeignProcess(device=0, pid=9)]}
     case = Case(device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run=shared)
     assert case.found() == ["thermal", "foreign-process", "pcie-width"]
     assert case.findings()[1].line == "watched GPU 0 is used by 2 other processes (pid 7, 9)"
 
 
-def test_ranks_that_take_turns_at_being_slow_are_no_stragglers():
+def test_ranks_that_take_turns_are_no_stragglers_and_a_slow_gpu_keeps_only_ranks_waiting():
     case = Case(
         knobs=DDP,
         step=lambda n: {"forward_ms": 520.0 if n % 2 else 320.0},
         other_ranks={1: lambda n: {"forward_ms": 320.0 if n % 2 else 560.0}},
     )
     assert "straggler-rank" not in case.found()
-
-
-def test_too_few_steps_say_nothing():
+    gpus = {0: always(), 1: always(sm_clock_mhz=1600)}
+    waits = "ranks that meet in every step wait for it"
+    joined = Case(device="cpu", gpus=gpus).of("straggler-gpu")
+    trained = Case(knobs=DDP, gpus=gpus, other_ranks={1: always()}).of("straggler-gpu")
+    assert (joined.line.startswith("watched GPU 1 runs at"), waits in joined.line) == (True, False)
+    assert (joined.cost_fraction, trained.cost_fraction) == (None, pytest.approx((1 - 1600 / 1950) * 0.99))
+    assert (trained.line.startswith("GPU 1 runs at"), waits in trained.line) == (True, True)
     window = Case(step=always(data_ms=900.0)).window()
     assert diagnose(MeasuredWindow(run=window.run, steps={0: window.first_rank[:2]})) == []
 
@@ -303,32 +284,17 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
     for rule in RULES:
         case = Case(knobs=DDP, other_ranks={1: always()}, gpus={0: always()})
         known = set(figures_by_scope(case.window())[rule.scope][0])
-        templates = [
-            name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
-        ]
+        templates = [name for of in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(of) if name]
         asked = [*templates, *rule.shown_figures, *(figure for figure, _, _ in rule.when), *filter(None, [rule.cost])]
         assert set(asked) <= known, rule.name
         assert rule.source
 
 
-def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some():
-    """With one process beside two watched GPUs nobody waits for the slower one."""
-    gpus = {0: always(), 1: always(sm_clock_mhz=1600)}
-    waits = "ranks that meet in every step wait for it"
-    joined = Case(device="cpu", gpus=gpus).of("straggler-gpu")
-    trained = Case(knobs=DDP, gpus=gpus, other_ranks={1: always()}).of("straggler-gpu")
-    assert (joined.line.startswith("watched GPU 1 runs at"), waits in joined.line) == (True, False)
-    assert (joined.cost_fraction, trained.cost_fraction) == (None, pytest.approx((1 - 1600 / 1950) * 0.99))
-    assert (trained.line.startswith("GPU 1 runs at"), waits in trained.line) == (True, True)
-
-
 def test_who_shared_the_gpu_in_a_window():
     present = [ForeignProcess(device=0, pid=1, memory_used_bytes=9), ForeignProcess(device=0, pid=2)]
     run = run_file(foreign_processes=present)
-    came_and_went = ((3, 1, "left"), (5, 3, "appeared"), (6, 2, "left"), (7, 3, "left"), (9, 4, "appeared"))
-    events = [
-        Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state) for t, pid, state in came_and_went
-    ]
+    changes = ((3, 1, "left"), (5, 3, "appeared"), (6, 2, "left"), (7, 3, "left"), (9, 4, "appeared"))
+    events = [Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state) for t, pid, state in changes]
     assert foreign_processes(run, events, Window(0, 1 * S))[0] == run.foreign_processes[0]
     assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]
     assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]
@@ -336,21 +302,3 @@ def test_who_shared_the_gpu_in_a_window():
     assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(
         device=2, pid=5, memory_used_bytes=2 * GIB
     )
-
-
-def test_heat_that_is_not_the_chips_own_asks_for_no_air():
-    cool = {"throttle_reasons": ["hw_thermal"], "sm_clock_mhz": 990, "temperature_c": 55}
-    finding = Case(gpus={0: always(**cool)}).of("thermal")
-    assert "though its chip is at 55 °C, 37 °C under the 92 °C at which it slows down" in finding.line
-    assert finding.advice.startswith("the chip itself is cool: look at the temperature of the memory")
-
-
-def test_no_cause_costs_more_than_the_step_that_is_shown():
-    """Two of ten steps take five times as long: the mean is 1.8 times the median, which screens show."""
-    bursts = {"step": lambda n: {"step_ms": 1000.0 if n > 8 else 200.0, "data_ms": 0.0}}
-    busy = Case(device="cpu", **bursts, host=always(cpu_percent=99.0, own_percent=100.0))
-    hot = Case(**bursts, gpus={0: always(**{**HOT, "sm_clock_mhz": 100})})
-    for case, rule in ((busy, "host-cpu"), (hot, "thermal")):
-        finding = case.of(rule)
-        assert 0 < (finding.cost_ms_per_step or 0) <= 200, rule
-        assert finding.line.endswith("ms of the median step lost")

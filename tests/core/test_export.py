@@ -1,20 +1,28 @@
-"""Exports of runs that no test can start, and the exported command, which starts the same run."""
+"""Exports of runs that no test can start, of records with any text, and the command, which starts the same run."""
 
+import ast
 import json
 import os
 import runpy
 import shlex
+import tempfile
+import tomllib
+import unicodedata
+from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from on_disk import run_file
+from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.run_file import RunNode
+from trainfast_runner.records.run_file import RunNode, ScriptAsked
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import expand_paths, resolve
 
@@ -66,8 +74,7 @@ def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     text = exported("training-args", tmp_path, ranks=1, device="cpu", method="qlora", lora_rank=8).text
     (tmp_path / "exported.py").write_text(text)
     names = runpy.run_path(str(tmp_path / "exported.py"))
-    assert (names["lora"].r, names["lora"].lora_alpha) == (8, 8)
-    assert set(names["lora"].target_modules) == set(layers)
+    assert (names["lora"].r, names["lora"].lora_alpha, set(names["lora"].target_modules)) == (8, 8, set(layers))
     assert names["bits"].bnb_4bit_use_double_quant
     assert str(names["bits"].bnb_4bit_compute_dtype) == "torch.bfloat16"
     assert (
@@ -77,7 +84,7 @@ def test_the_adapters_of_a_run_are_lines_around_a_scripts_model(tmp_path):
     assert {"method", "lora_rank"} <= {*exported("torchrun", tmp_path, ranks=1, method="lora", lora_rank=8).left_out}
 
 
-def test_accelerate_is_given_each_setting_once(tmp_path):
+def test_accelerate_is_given_each_setting_once_and_deepspeeds_json_names_what_it_lacks(tmp_path):
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
     zero = exported("accelerate", tmp_path, strategy="zero2", precision="bf16")
     # accelerate refuses a precision that deepspeed.json gives too.
@@ -88,6 +95,13 @@ def test_accelerate_is_given_each_setting_once(tmp_path):
     assert fsdp.left_out == ()
     compiled = exported("accelerate", tmp_path, strategy="fsdp", compile="max-autotune", grad_accum=4).text
     assert "max-autotune-no-cudagraphs" in compiled, "gradients cannot accumulate in a replayed graph"
+    turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
+    recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
+    zero = exported("deepspeed", tmp_path, strategy="zero3", **turned)
+    assert json.loads(zero.text) == recorded
+    # The optimizer is the script's own, and the number of processes the launcher's.
+    assert set(zero.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices"}
 
 
 @pytest.mark.parametrize(
@@ -106,16 +120,6 @@ def test_accelerate_would_be_another_run(tmp_path, device, knobs, named, instead
     with pytest.raises(UserError, match=named) as no:
         exported("accelerate", tmp_path, device, **knobs)
     assert instead in str(no.value.advice)
-
-
-def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path):
-    turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
-    recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
-    (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
-    zero = exported("deepspeed", tmp_path, strategy="zero3", **turned)
-    assert json.loads(zero.text) == recorded
-    # The optimizer is the script's own, and the number of processes the launcher's.
-    assert set(zero.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices"}
 
 
 @pytest.mark.parametrize(
@@ -153,9 +157,6 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path):
     assert found.left_out == ("seq_len",)
     assert "# Cannot be expressed in this format: seq_len." in comments
     assert any("train.py is a placeholder" in line for line in comments)
-
-
-def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path):
     *_, command = exported("torchrun", tmp_path, ranks=1, uuids=["GPU-a"], devices=1).text.splitlines()
     assert flags_of(command)[0] == ["env", "CUDA_VISIBLE_DEVICES=GPU-a", "python"]
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
@@ -175,17 +176,17 @@ def test_a_script_that_would_be_another_run_is_refused(tmp_path, knobs, named):
             exported(form, tmp_path, **knobs)
 
 
-def test_the_command_starts_the_run_again_and_names_the_form_for_a_script(tmp_path):
+def test_the_command_starts_the_run_again_and_a_preset_keeps_its_processes_and_its_name(tmp_path):
     own, comment = exported("command", tmp_path, strategy="ddp").text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
     assert comment.endswith("--to torchrun")
-
-
-def test_a_preset_keeps_the_number_of_processes_of_a_strategy_that_has_several_and_its_whole_name(tmp_path):
     assert "devices = 2" in exported("preset", tmp_path, strategy="zero2").text
     single = exported("preset", tmp_path, strategy="single", preset="llama-3.2")
     assert "devices = 2" not in single.text
     assert list(single.files) == ["llama-3.2.toml"]
+    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
+    command = export_run(run, tmp_path, "command").text.splitlines()[0]
+    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
 
 
 @pytest.mark.ci
@@ -243,38 +244,105 @@ def test_a_preset_by_its_path_is_spelled_out_and_exported_as_one(tmp_path, name)
     assert (resolve(str(file)).model, resolve(str(file)).knobs) == (run.model, run.knobs)
 
 
-def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path):
-    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
-    command = export_run(run, tmp_path, "command").text.splitlines()[0]
-    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
-
-
 def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):
     plain = recorded("tiny-llama", "data.kind=random")
-    for paths, reason in (
-        (["/a+b.txt"], r"contains \+"),
-        ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files"),
-    ):
+    for paths, why in ((["/a+b.txt"], r"contains \+"), ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files")):
         run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
-        with pytest.raises(UserError, match=reason) as refused:
+        with pytest.raises(UserError, match=why) as refused:
             export_run(run, tmp_path, "command")
         assert refused.value.as_json()["nearest"] == "--to preset"
         text = export_run(run, tmp_path, "preset").text
         assert all(path in text for path in paths)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        'rope_scaling={rope_type="linear",factor=2.0}',
-        'note="16"',
-        'note="true"',
-        'layers=[{a=[1,"b"]}]',
-        'layer_types=["full_attention", "full_attention"]',
-        "note=plain words",
-    ],
-)
+MODEL_SETTINGS = [
+    'rope_scaling={rope_type="linear",factor=2.0}', 'note="16"', 'note="true"', 'layers=[{a=[1,"b"]}]',
+    'layer_types=["full_attention", "full_attention"]', "note=plain words",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", MODEL_SETTINGS)
 def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path, setting):
     run = recorded("tiny-llama", f"model.{setting}")
     words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model
+
+
+BREAKERS = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "'", '"', "*/", "-->", "`", "$(x)", "\x00"]
+LIVE = "{0}import os; os.system('touch PWNED'){0}PWNED: 1{0}PWNED=1{0}touch PWNED{0}#"
+HOSTILE = st.one_of(
+    st.sampled_from([LIVE.format(breaker) for breaker in BREAKERS]),
+    st.sampled_from(["\x1b]52;c;QUJD\x07", "\x9b2J", "\u202e", "coding: utf-7 +AAo-x", "/../../x", "x.json", ""]),
+    any_text(max_size=30),
+)
+FIELDS = {
+    **{name: lambda text, name=name: {name: text} for name in ("run_id", "preset", "variant", "title", "cwd")},
+    "version": lambda text: {"versions": {"torch": text, "transformers": f"5.1{text}"}},
+    "overrides": lambda text: {"overrides": [text]},
+    "device_name": lambda text: {"device_names": [text]},
+    "model": lambda text: {"model": {"family": "llama", "name": text}},
+    "model source": lambda text: {"model": {"hub": text}},
+    "model key": lambda text: {"model": {"family": "llama", text: 1}},
+    "data": lambda text: {"data": {"kind": "files", "objective": "causal-lm", "paths": [text]}},
+    **{
+        f"knob {name}": lambda text, name=name: {"knobs": {**defaults(), name: text}}
+        for name in ("attention", "p2p", "optimizer", "precision", "strategy", "devices", "offload_path", "batch_size")
+    },
+}
+PARSED = {
+    "training-args": lambda text: ast.dump(ast.parse(text.encode())),
+    "accelerate": yaml.safe_load,
+    "torchrun": lambda text: shlex.split(text, comments=True),
+    "command": lambda text: len(shlex.split(text, comments=True)),
+    "preset": lambda text: {name: type(value) for name, value in tomllib.loads(text).items()},
+}
+"""What of each form is the same for every text."""
+
+
+def export_of(to, folder, fields):
+    record = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "knobs": defaults()}
+    return export_run(run_file(**{**record, **fields}), folder, to)
+
+
+@pytest.mark.parametrize("to", PARSED)
+@settings(max_examples=60)
+@given(field=st.sampled_from(sorted(FIELDS)), text=HOSTILE, oom=st.booleans())
+@example(field="run_id", text="coding: utf-7 +AAo-import os+AAo-", oom=True)
+def test_f01_any_text_of_a_record_leaves_the_code_of_an_export_as_it_is(to, field, text, oom):
+    with tempfile.TemporaryDirectory() as folder:
+        if oom:
+            (Path(folder) / "result.json").write_text('{"run_id": "r1", "state": "oom", "reason": "", "preset": ""}')
+        try:
+            hostile = export_of(to, Path(folder), FIELDS[field](text))
+        except UserError:
+            return
+        harmless = export_of(to, Path(folder), FIELDS[field]("x") if not field.startswith("knob") else {})
+    assert all(name == Path(name).name for name in hostile.files)
+    if field.startswith("knob"):
+        # A text that is a value is another value, as code too.
+        PARSED[to](hostile.text)
+    else:
+        assert PARSED[to](hostile.text) == PARSED[to](harmless.text)
+    assert not {"\x1b", "\x9b", "\u202e", "\r"} & set(hostile.text)
+
+
+@pytest.mark.parametrize("to", ["command", "preset"])
+@settings(max_examples=60)
+@given(text=HOSTILE.filter(bool))
+def test_f01_any_text_of_a_script_leaves_the_code_of_its_export_as_it_is(to, text):
+    def of_script(text):
+        asked = ScriptAsked(command=["python", "train.py", text], argv=[])
+        fields = {"preset": text, "cwd": text, "script": asked, "versions": {"torch": text}}
+        return export_of(to, Path("/nowhere"), fields)
+
+    try:
+        hostile = of_script(text)
+    except UserError:
+        assert any(unicodedata.category(sign).startswith("C") for sign in text)
+        return
+    words = ["python", "train.py", text]
+    assert all(name == Path(name).name for name in hostile.files)
+    if to == "command":
+        assert shlex.split(hostile.text, comments=True) == words
+    else:
+        assert tomllib.loads(hostile.text)["script"]["command"] == words

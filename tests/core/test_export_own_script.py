@@ -20,13 +20,9 @@ def exported(folder, to, framework="torch", command=COMMAND, env=None, ran=None,
     asked = {"command": command, "argv": [], "steps": knobs.get("steps"), "steps_from_log": steps_from_log}
     flags = {"flagged": [name for name in ("batch_size",) if name in knobs], "flag_words": FLAG_WORDS}
     run = run_file(
-        preset="train.py",
-        knobs={"timing_warmup": 3, **knobs},
-        overrides=list(knobs),
-        env=env or {},
-        cwd="/home/me/project",
-        script=ScriptAsked(**asked, **flags),
-    )
+        preset="train.py", knobs={"timing_warmup": 3, **knobs}, overrides=list(knobs), env=env or {},
+        cwd="/home/me/project", script=ScriptAsked(**asked, **flags),
+    )  # fmt: skip
     put(folder / "worker.jsonl", {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}})
     return export_run(run, folder, to).text
 
@@ -41,24 +37,20 @@ def test_the_command_is_the_scripts_with_the_flags_that_ran(tmp_path):
     assert "trainfast-tui run --set lr=0.1 --steps-from-log '--- step' -- python train.py --bs 16" in text
 
 
-def test_a_framework_takes_its_knobs_from_the_environment(tmp_path):
+def test_a_framework_takes_its_knobs_from_the_environment_and_a_trainer_from_flags(tmp_path):
     env = {"PYTHONPATH": "/door", "ACCELERATE_MIXED_PRECISION": "bf16", "PL_TRAINER_PRECISION": "bf16-mixed"}
     text = exported(tmp_path, "command", "accelerate", env=env, precision="bf16")
     assert text.splitlines()[-1] == "env ACCELERATE_MIXED_PRECISION=bf16 python train.py --bs 16"
     assert "Cannot be expressed" not in text
-
-
-def test_a_trainer_with_flags_gets_those_of_the_knobs(tmp_path):
     words = ["torchrun", "--nproc-per-node", "2", "t.py", "--output_dir", "out", "--learning_rate=1"]
     text = exported(tmp_path, "command", "HF Trainer", command=words, lr=0.5, precision="bf16")
     assert shlex.split(text.splitlines()[-1]) == [*words[:4], "--bf16", "True", "--learning_rate", "0.5", *words[4:6]]
     hard_coded = exported(tmp_path, "command", "HF Trainer", lr=0.5)
     assert "# Cannot be expressed in this format: lr." in hard_coded
-
-
-def test_a_word_with_several_lines_ends_no_comment(tmp_path):
     text = exported(tmp_path, "command", command=["python", "-c", "import torch\nrm()"])
     assert shlex.split(text, comments=True) == ["python", "-c", "import torch\nrm()"]
+    assert 'framework = "accelerate"' in exported(tmp_path, "preset", "accelerate", grad_accum=2)
+    assert "framework" not in exported(tmp_path, "preset", "accelerate", lr=0.1), "accelerate does not take a rate"
 
 
 def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path):
@@ -76,11 +68,6 @@ def test_the_presets_file_has_the_name_of_the_script_or_of_its_preset(tmp_path, 
     exported(tmp_path, "command")
     run = run_file(preset=preset, script=ScriptAsked(command=COMMAND, argv=[]))
     assert list(export_run(run, tmp_path, "preset").files) == [file]
-
-
-def test_the_preset_names_the_framework_that_takes_its_knobs(tmp_path):
-    assert 'framework = "accelerate"' in exported(tmp_path, "preset", "accelerate", grad_accum=2)
-    assert "framework" not in exported(tmp_path, "preset", "accelerate", lr=0.1), "accelerate does not take a rate"
 
 
 def test_training_arguments_are_those_of_the_live_trainer(tmp_path):

@@ -37,7 +37,7 @@ def row_of(rows, pid):
     return row
 
 
-def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
+def test_a_process_on_gpus_has_owner_command_age_and_memory_and_a_busy_one_is_listed_without(other, monkeypatch):
     processes = process_list(monkeypatch, host_pids=True)
     row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
     assert (row.devices, row.device_memory_bytes) == (((0, 2**30), (2, 2**30)), 2 * 2**30)
@@ -47,9 +47,6 @@ def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
     assert 0 <= row.age_s < 600
     assert row.cpu_percent is None, "a rate needs two looks"
     assert row.identity == identify(other.pid)
-
-
-def test_what_keeps_the_host_busy_is_listed_without_a_gpu():
     ballast = bytearray(40 << 20)
     rows = ProcessList().read([])
     assert row_of(rows, os.getpid()).memory_rss_bytes is not None
@@ -57,22 +54,16 @@ def test_what_keeps_the_host_busy_is_listed_without_a_gpu():
     assert len(ballast) > 0
 
 
-def test_the_ids_of_another_namespace_are_not_taken_for_ours(other, monkeypatch):
+def test_the_ids_of_another_namespace_are_not_taken_for_ours_and_hide_none_here(other, monkeypatch):
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, other.pid)])
     row = row_of(rows, other.pid)
     assert (row.identity, row.owner, row.command) == (None, None, "")
-
-
-def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch):
     ballast = bytearray(40 << 20)
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, os.getpid())])
     ours, theirs = sorted((row for row in rows if row.pid == os.getpid()), key=lambda row: len(row.devices))
     assert (ours.identity, ours.devices) == (identify(os.getpid()), ())
     assert (theirs.identity, theirs.devices) == (None, ((0, 2**30),))
     assert len(ballast) > 0
-
-
-def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
     row = row_of(process_list(monkeypatch, host_pids=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
     assert (row.identity, row.devices) == (None, ((1, 2**30),))
 

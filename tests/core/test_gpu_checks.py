@@ -124,16 +124,13 @@ def test_a_gpu_script_that_no_test_below_runs_starts(module):
     assert "usage: " in done.stdout
 
 
-def test_nvml_truth_runs_to_its_judgement(gpus):
+def test_nvml_truth_and_the_samplers_cost_run_to_their_judgement(gpus):
     done = start("benchmarks.nvml_truth", "--seconds", "0.5", **gpus)
     report = json.loads(done.stdout)
     verdicts = {what: held for what, _, _, held in report["judged"]}
     assert verdicts["load"] is False, "no torch of a GPU multiplies matrices here"
     assert verdicts["GPU 1 idle: energy beside integrated power"] is True
     assert done.returncode == 1
-
-
-def test_the_sampler_is_measured_with_the_machines_own_driver(gpus):
     done = start("benchmarks.sampler_cost", "--real", "--seconds", "1", **gpus)
     assert done.returncode in (0, 1), done.stderr
     judged = judge(CHECK, {"output": None, "lines": done.stdout.splitlines()})
@@ -170,7 +167,7 @@ def session_of(folder, limit_s=60.0):
     return Session(head={"device": "a GPU"}, file=folder / "results.json", limit_s=limit_s, gpus=1)
 
 
-def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(tmp_path, capsys):
+def test_checks_run_in_lanes_with_homes_of_their_own_then_alone_and_end_at_the_limit(tmp_path, capsys):
     says_home = "import json, os; print(json.dumps({'home': os.environ['TRAINFAST_HOME']}))"
     # The first six pass only while all six run: each waits for the files of the others.
     meet = (
@@ -202,9 +199,6 @@ def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(tmp_path, ca
     assert ["–", "package", "left out: no-such-package is not installed"] in table
     assert ["–", "several", "left out: needs 2 GPUs, and there is 1 here"] in table
     assert ["FAIL", "failing", "exit code 1, not 0: broken"] in table
-
-
-def test_the_limit_ends_each_check(tmp_path):
     assert run_all(session_of(tmp_path, limit_s=0.5), [check("slow", "import time; time.sleep(600)")]) == 1
     [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert (row["ok"], row["exit_code"]) == (False, "timeout")
@@ -213,7 +207,7 @@ def test_the_limit_ends_each_check(tmp_path):
 RUN = {"run_id": "r", "state": "finished", "memory": {"predicted_bytes": 104 << 20, "peak_allocated_bytes": 100 << 20}}
 
 
-def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_memory():
+def test_a_run_is_judged_by_its_memory_its_end_and_its_speed_against_plain_loops():
     def verdict(predicted_bytes, *notices):
         memory = {**RUN["memory"], "predicted_bytes": predicted_bytes}
         return judge(CHECK, {"output": {**RUN, "memory": memory}, "errors": list(notices)})
@@ -224,9 +218,6 @@ def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_mem
     assert verdict(None, "r is starting", reason) == [("predicted memory", reason, "within 3 %", False)]
     oom = {"run_id": "r", "state": "oom", "started_wall_ns": 100 * 10**9, "seconds": 10.0, "memory": {}}
     assert judge(CHECK, {"output": oom, "ended_s": 117.5}) == [("over after the training", "7.5 s", "<= 6 s", False)]
-
-
-def test_the_speed_is_that_of_both_runs_against_both_plain_loops():
     rows = [
         {"check": "plain-1", "ok": True, "result": {"samples_per_s": 400.0}},
         {"check": "run-1", "ok": True, "throughput": {"samples_per_s": {"median": 380.0}}},

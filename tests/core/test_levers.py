@@ -25,7 +25,8 @@ HOPPER = replace(TWO, gpus=(gpu(0, capability="9.0"),), nvml_gpus=(gpu(0, capabi
 HOPPERS = replace(TWO, gpus=tuple(gpu(index, capability="9.0") for index in range(2)))
 EVERYTHING = {**INSTALLED, "liger-kernel": "0.8.5", "flash-attn": "2.8", "flash_attn_3": "3.0", "torchao": "0.18"}
 EVERYTHING |= {"torch": "2.13.0+cu130", "transformers": "5.23.0"}
-BF16 = "precision=bf16"
+FP8, FLASH_3 = "precision=fp8", "attention=flash-3 precision=bf16"
+BF16, GPT2 = "precision=bf16", LLAMA | {"model_type": "gpt2"}
 
 
 @pytest.mark.parametrize(
@@ -40,23 +41,13 @@ BF16 = "precision=bf16"
         ("attention=sdpa-cudnn", HOPPER, {}, "attention=sdpa-cudnn has no kernel for precision=fp32"),
         ("attention=sdpa-flash", HOPPER, {}, "attention=sdpa-flash has no kernel for precision=fp32"),
         (f"attention=sdpa-flash {BF16} samples=padded", HOPPER, {}, "takes no mask, and samples=padded"),
-        (f"attention=flash-3 {BF16}", TWO, {}, "compute capability 9.0 or later and GPU 1, Card, has 8.6"),
-        ("precision=fp8", CPU, {}, "is a format of NVIDIA tensor cores and this run is on the CPU; try precision=fp32"),
-        (
-            "precision=fp8",
-            TWO,
-            {},
-            "needs compute capability 8.9 or later and GPU 1, Card, has 8.6; try precision=bf16",
-        ),
+        (FLASH_3, TWO, {}, "compute capability 9.0 or later and GPU 1, Card, has 8.6"),
+        (FP8, CPU, {}, "is a format of NVIDIA tensor cores and this run is on the CPU; try precision=fp32"),
+        (FP8, TWO, {}, "needs compute capability 8.9 or later and GPU 1, Card, has 8.6; try precision=bf16"),
         ("precision=fp8 strategy=tp", HOPPERS, LLAMA, "works with strategy single, ddp, fsdp, not with"),
         ("precision=fp8 engine=accelerate", HOPPER, LLAMA, "works with engine native, not with engine=accelerate"),
         ("kernels=liger", CPU, {}, "kernels=liger runs Triton kernels, and this run is on the CPU; try kernels=off"),
-        (
-            "kernels=liger",
-            HOPPER,
-            LLAMA | {"model_type": "gpt2"},
-            "kernels=liger can do llama, qwen3, and the model is gpt2",
-        ),
+        ("kernels=liger", HOPPER, GPT2, "kernels=liger can do llama, qwen3, and the model is gpt2"),
         ("loss=liger", HOPPER, LLAMA | {"model_type": "cohere"}, "and the model is cohere; try loss=full"),
         ("loss=liger strategy=tp", HOPPERS, LLAMA, "loss=liger works with strategy single, ddp, fsdp"),
         ("allocator=expandable", CPU, {}, "sets the CUDA allocator, and this run is on the CPU; try allocator=default"),
@@ -72,15 +63,11 @@ def test_a_lever_is_refused_by_name_where_it_cannot_work(settings, where, config
 @pytest.mark.parametrize(
     ("settings", "package", "install"),
     [
-        (
-            f"attention=flash-3 {BF16}",
-            "flash_attn_3",
-            "git+https://github.com/Dao-AILab/flash-attention#subdirectory=ho",
-        ),
+        (FLASH_3, "flash_attn_3", "git+https://github.com/Dao-AILab/flash-attention#subdirectory=ho"),
         (f"attention=flash {BF16}", "flash-attn", "pip install flash-attn --no-build-isolation"),
         ("kernels=liger", "liger-kernel", "/env/bin/python -m pip install liger-kernel"),
         ("loss=liger", "liger-kernel", "/env/bin/python -m pip install liger-kernel"),
-        ("precision=fp8", "torchao", "/env/bin/python -m pip install torchao"),
+        (FP8, "torchao", "/env/bin/python -m pip install torchao"),
     ],
 )
 def test_a_missing_package_is_named_with_its_install_line(settings, package, install):
@@ -90,10 +77,10 @@ def test_a_missing_package_is_named_with_its_install_line(settings, package, ins
 
 
 def test_an_fp8_before_its_conversion_names_the_version_that_has_it():
-    refused = refusal("precision=fp8", HOPPER, LLAMA, versions={**EVERYTHING, "torchao": "0.6.1"}).line()
+    refused = refusal(FP8, HOPPER, LLAMA, versions={**EVERYTHING, "torchao": "0.6.1"}).line()
     assert "precision=fp8 needs torchao 0.7 or later, and /env/bin/python has 0.6.1; install with: " in refused
     assert "-m pip install 'torchao>=0.7'; try precision=bf16" in refused
-    check(facts("precision=fp8", HOPPER, LLAMA, {**EVERYTHING, "torchao": "0.7.0"}))
+    check(facts(FP8, HOPPER, LLAMA, {**EVERYTHING, "torchao": "0.7.0"}))
 
 
 def test_a_search_tries_the_values_that_train_the_same_and_the_screen_hides_those_of_a_gpu():
@@ -194,7 +181,7 @@ def test_what_ran_is_compared_with_what_was_asked():
     assert "precision=fp8 (float8_layers): asked for True" in difference({"float8_layers": 0}, precision="fp8")
 
 
-def test_memory_that_no_trace_shows_is_named_and_corrected_apart():
+def test_memory_that_no_trace_shows_is_named_and_a_peak_of_no_sheet_absent():
     texts = {name: text for name, values, text in NOT_TRACED if {"liger", "blocks", "fp8"} & set(values)}
     assert set(texts) == {"loss", "kernels", "compile", "precision"}
     knobs = {**defaults(), "kernels": "liger"}
@@ -203,9 +190,6 @@ def test_memory_that_no_trace_shows_is_named_and_corrected_apart():
     step, _ = request_fields(resolve("tiny-llama", ["loss=liger", "precision=fp8", "kernels=liger"]), "cuda")
     assert (step["knobs"]["loss"], step["knobs"]["precision"]) == ("chunked", "bf16")
     assert not {"kernels", "allocator"} & set(step["knobs"])
-
-
-def test_a_peak_that_no_sheet_here_has_stays_absent():
     assert peak_of("NVIDIA H100 80GB HBM3").of("bf16")
     assert peak_of("NVIDIA H100 80GB HBM3").of("fp8") is None
 

@@ -1,19 +1,23 @@
-"""A run of a week: its records are read in bounded memory, and the result says what its figures rest on."""
+"""Records of a week read in bounded memory, those of an earlier version as they were, and files that several write."""
 
 import json
 import os
+import shutil
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from on_disk import put, run_file
+from on_disk import RECORDED, put, run_file
 from trainfast_runner.records import run_directory
 from trainfast_runner.records.capped_file import capped_records
-from trainfast_runner.records.json_lines import ENDS, even_share
-from trainfast_runner.records.run_directory import rank_file, read_records
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import ENDS, even_share, read_all, write_atomically
+from trainfast_runner.records.run_directory import rank_file, read_records, read_result
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.results.summary import summarise
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.results.summary import read_joined_steps, summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import RECENT_BYTES, Follower
 from trainfast_tui.text.result_words import result_notes
@@ -29,9 +33,7 @@ def step_line(number, ms=100.0, **fields):
 
 
 def write_run(directory, **fields):
-    run = run_file(
-        run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields}
-    )
+    run = run_file(run_id="r", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields})
     put(directory / "run.json", run)
 
 
@@ -112,8 +114,7 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path, compacte
     result, records = result_of(tmp_path)
     assert records.unreadable_lines == 0
     numbers = [step.step for step in records.steps[0]]
-    assert (numbers[0], numbers[-1]) == (1, 20_000)
-    assert numbers == sorted(set(numbers))
+    assert (numbers[0], numbers[-1], numbers) == (1, 20_000, sorted(set(numbers)))
     assert (result.steps.measured, result.steps.warmup) == (19_997, 3)
     assert result.thinning.steps_dropped == 20_000 - len(numbers) > 5_000
     text = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
@@ -162,10 +163,74 @@ def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(tmp_path, m
 def test_an_even_share_keeps_the_ends_and_the_same_numbers_of_two_streams(count, one_in):
     numbers = list(range(count))
     kept = even_share(zip(numbers, numbers, strict=True), one_in)
-    assert kept == sorted(set(kept))
-    assert (kept[:ENDS], kept[-ENDS:]) == (numbers[:ENDS], numbers[-ENDS:])
+    assert (kept, kept[:ENDS], kept[-ENDS:]) == (sorted(set(kept)), numbers[:ENDS], numbers[-ENDS:])
     assert len(kept) <= count / one_in + 3 * ENDS
     if one_in == 1:
         assert kept == numbers
     other = even_share(((number, number) for number in numbers if number % 7), one_in)
     assert set(other[ENDS:-ENDS]) - set(numbers[-2 * ENDS :]) <= set(kept)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A copy in a home of its own."""
+    home = Home(tmp_path).create()
+    found = home.directory(RECORDED.name)
+    shutil.copytree(RECORDED, found)
+    return found
+
+
+def test_its_records_are_readable_shown_as_they_ended_and_joined_to_its_gpu(directory):
+    records = read_records(directory)
+    assert (records.unreadable_lines, len(records.steps[0])) == (0, 24)
+    assert [len(samples) for samples in records.device_samples.values()] == [11]
+    assert len(records.host_samples) == 11
+    ticks, unreadable = read_all(directory / "telemetry.jsonl", Tick)
+    assert (len(ticks), unreadable) == (11, 0)
+    assert all(tick.devices[0].temperature_c for tick in ticks)
+    seen = Follower(directory).poll()
+    assert (seen.state, seen.reason) == ("finished", "took all 24 steps")
+    assert (len(seen.steps), len(seen.ticks), seen.unreadable_lines) == (24, 11, 0)
+    assert any(event.kind == "throttle_on" for event in seen.events)
+    assert seen.result == read_result(directory)
+    assert seen.result.throttle.thermal_fraction == pytest.approx(0.27, abs=0.001)
+    assert seen.result.conditions.start_temperature_c == 89
+    assert seen.result.conditions.measured_from_temperature_c is None, "that version did not say"
+    joined = read_joined_steps(directory)
+    assert [step.step for step, _ in joined] == list(range(1, 25))
+    thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]
+    assert len(thermal_ms) == 24
+    assert any(ms for ms in thermal_ms)
+    lost = [device.lost_ms for _, conditions in joined if conditions for device in conditions.devices]
+    assert [set(one.values()) for one in lost] == [{None}] * 24, "it trains on the CPU and loses nothing to a GPU"
+
+
+PATIENCE_S = 30.0
+
+
+def test_threads_that_write_one_path_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    """Both reach the rename before either is renamed: with one name for both, the second rename found no file."""
+    both_written = threading.Barrier(2, timeout=PATIENCE_S)
+    rename = os.rename
+    errors = []
+
+    def rename_together(source, target):
+        both_written.wait()
+        rename(source, target)
+
+    def write(content):
+        try:
+            write_atomically(tmp_path / "result.json", content)
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "rename", rename_together)
+    contents = [b"a" * 4096, b"b" * 8192]
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert errors == []
+    assert (tmp_path / "result.json").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

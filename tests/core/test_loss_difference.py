@@ -19,31 +19,25 @@ def tolerance_of(knobs, plain, redraws=False):
     return None if found is None else found.tolerance
 
 
-@pytest.mark.parametrize(
-    ("knobs", "tolerance"),
-    [
-        ({}, None),
-        ({"loss": "chunked"}, 1e-5),
-        ({"loss": "chunked", "checkpointing": "every-2"}, 1e-5),
-        ({"loss": "chunked", "attention": "eager"}, 1e-3),
-        ({"loss": "chunked", "steps": 7, "workers": 3}, 1e-5),
-        ({"loss": "chunked", "lr": 0.5}, None),
-        ({"loss": "chunked", "method": "lora"}, None),
-        ({"allocator": "expandable"}, None),
-    ],
-)
+TOLERANCES = [
+    ({}, None), ({"loss": "chunked"}, 1e-5), ({"loss": "chunked", "checkpointing": "every-2"}, 1e-5),
+    ({"loss": "chunked", "attention": "eager"}, 1e-3), ({"loss": "chunked", "steps": 7, "workers": 3}, 1e-5),
+    ({"loss": "chunked", "lr": 0.5}, None), ({"loss": "chunked", "method": "lora"}, None),
+    ({"allocator": "expandable"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("knobs", "tolerance"), TOLERANCES)
 def test_the_tolerance_is_the_largest_of_the_levers_where_nothing_else_differs(knobs, tolerance):
     assert tolerance_of({**PLAIN, **knobs}, PLAIN) == tolerance
 
 
-def test_half_precision_has_its_own_tolerance_and_dropout_forbids_levers_that_draw_it_anew():
+def test_half_precision_has_its_own_tolerance_and_the_greatest_difference_is_of_five_steps():
     half = {**PLAIN, "precision": "bf16"}
     assert tolerance_of({**half, "loss": "chunked"}, half) == 1e-2
     assert tolerance_of({**PLAIN, "attention": "eager"}, PLAIN, redraws=True) is None
     assert tolerance_of({**PLAIN, "loss": "chunked"}, PLAIN, redraws=True) == 1e-5
 
-
-def test_the_greatest_difference_is_of_the_first_five_that_both_have():
     def greatest(*pairs):
         found = loss_difference({**PLAIN, "loss": "chunked"}, PLAIN, pairs, redraws=False)
         return None if found is None else (found.greatest, found.steps)
@@ -72,8 +66,7 @@ def difference(directory):
 def test_a_run_is_compared_with_the_newest_plain_one(tmp_path):
     ran(tmp_path, OLD, [8.0, 7.0])
     found = difference(ran(tmp_path, NEW, [8.0, 7.07, 6.0], loss="chunked"))
-    assert (found.against, found.steps, found.tolerance) == (OLD, 2, 1e-5)
-    assert found.greatest == pytest.approx(0.01)
+    assert (found.against, found.steps, found.tolerance, found.greatest) == (OLD, 2, 1e-5, pytest.approx(0.01))
     result = Result(run_id=NEW, state="finished", loss_difference=found)
     [doubt] = doubts(result)
     assert doubt.kind == "other_loss"

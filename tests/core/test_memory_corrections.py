@@ -24,10 +24,7 @@ def a_run(spec, beyond=BEYOND, steps=2, **changes):
     predicted = MODEL.predict(spec)
     run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=predicted, **changes)
     peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
-    taken = [
-        Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
-        for number in range(1, steps + 1)
-    ]
+    taken = [Step(t_ns=n, step=n, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks) for n in range(1, steps + 1)]
     totals = StepTotals()
     for one in taken:
         totals.add(one)
@@ -104,11 +101,9 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(tmp_p
     record_correction(tmp_path, a_run(spec), ended())
     better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")
     assert "without" not in better.predict(small).basis
-    added = (
-        better.predict(small).phases["forward_backward"]["total"]
-        - MODEL.predict(small).traced_bytes["forward_backward"]
-    )
-    assert added == BEYOND["forward_backward"], "a compiler keeps as much whatever the batch"
+    first = "forward_backward"
+    added = better.predict(small).phases[first]["total"] - MODEL.predict(small).traced_bytes[first]
+    assert added == BEYOND[first], "a compiler keeps as much whatever the batch"
     assert better.predict(spec_with(batch_size=50)).basis == MODEL.basis, "the plain run has taught nothing"
 
 

@@ -11,19 +11,11 @@ from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, model_of, s
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory import tracing
+from trainfast_runner.memory import timeline, tracing
 from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.memory.pipeline import PipelineAction, schedule_actions, stage_count
 from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, PREDICTED_STRATEGIES, STAGED_STRATEGIES, memory_rule
-from trainfast_runner.memory.timeline import (
-    CATEGORIES,
-    BlockPosition,
-    BlockStack,
-    Moment,
-    PipelineCut,
-    StageCut,
-    WholeModel,
-)
+from trainfast_runner.memory.timeline import CATEGORIES, BlockStack, Moment, PipelineCut, StageCut, WholeModel
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_file import Prediction
@@ -71,7 +63,7 @@ def test_what_a_strategy_shares():
     assert parts.optimizer_bytes == 3 * count, "a quarter of the masters and of both moments"
 
 
-def test_the_first_gpu_of_dp_has_the_loss_of_all():
+def test_the_first_gpu_of_dp_has_the_loss_of_all_and_adds_up_the_gradients_of_copies():
     model, count = model_of(12), 12 * BLOCK + ROOT
     at_the_head, each = 12 * count, 8 + HEAD + HEAD
     for devices in (2, 3):
@@ -81,20 +73,18 @@ def test_the_first_gpu_of_dp_has_the_loss_of_all():
         assert "rules for dp that no run has confirmed" in found.basis
     listed = model.predict(spec_with(batch_size=5000, strategy="dp", devices="0+2"))
     assert listed == model.predict(spec_with(batch_size=5000, strategy="dp", devices=2))
-
-
-def test_the_gradients_of_copies_are_added_up_at_the_end():
-    model, count = model_of(12), 12 * BLOCK + ROOT
     for micro_batches, times in ((1, 2), (2, 3)):
         found = model.predict(spec_with(batch_size=1, strategy="dp", devices=2, grad_accum=micro_batches))
         assert found.phases["forward_backward"]["grads"] == times * 4 * count
 
 
-def test_a_strategy_that_cannot_be_predicted_says_why():
+def test_a_strategy_or_a_cut_that_cannot_be_predicted_says_why():
     with pytest.raises(UserError, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
     with pytest.raises(UserError, match="only for models with one stack of blocks"):
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
+    with pytest.raises(UserError, match="pipeline memory"):
+        staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 
 def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
@@ -114,14 +104,10 @@ def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
     assert cached_model(spec) == model
 
 
-def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_meanwhile(
-    tracer, tmp_path, monkeypatch
-):
+def test_many_questions_of_one_moment_read_the_disk_once_and_see_new_traces(tracer, tmp_path, monkeypatch):
     looks = []
     stamps = tracing.training_python.install_stamps
-    monkeypatch.setattr(
-        tracing.training_python, "install_stamps", lambda python: looks.append(python) or stamps(python)
-    )
+    monkeypatch.setattr(tracing.training_python, "install_stamps", lambda path: looks.append(path) or stamps(path))
     model_of_spec = cached_models()
     assert model_of_spec(spec_with()) is None
     model = tracing.trace_model(spec_with())
@@ -180,16 +166,14 @@ def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu():
     assert nothing.params_bytes + nothing.grads_bytes + nothing.optimizer_bytes == 0
     kept = here.predict(spec_with(batch_size=500, strategy="zero3-offload"), 4)
     assert kept.total_bytes > here.predict(spec_with(batch_size=500, strategy="zero3"), 4).total_bytes
-
-
-def test_accumulation_on_the_host_has_a_copy_of_its_own():
-    model, count = model_of(12), 12 * BLOCK + ROOT
+    model = here
     for precision, parts in (("fp32", 2), ("bf16-pure", 1)):
         spec = spec_with(batch_size=5000, grad_accum=2, strategy="zero2-offload", precision=precision)
         half = 2 if precision == "bf16-pure" else 1
         assert model.predict(spec, 4).grads_bytes == parts * count / half
 
 
+SCHEDULES = ["gpipe", "1f1b", "interleaved"]
 EVERY_KNOB = {
     "precision": some.sampled_from(["fp32", "tf32", "fp16", "bf16", "bf16-pure"]),
     "optimizer": some.sampled_from(list(OPTIMIZERS)),
@@ -198,7 +182,7 @@ EVERY_KNOB = {
     "grad_accum": some.integers(1, 5),
     "grad_clip": some.sampled_from([0.0, 1.0]),
     "batch_size": some.one_of(some.integers(1, 64), some.just(1 << 20)),
-    "pp_schedule": some.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    "pp_schedule": some.sampled_from(SCHEDULES),
 }
 
 
@@ -231,24 +215,17 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(knobs, ranks, d
 
 
 IN_BF16 = WholeModel(
-    device="cuda",
-    parameter_sizes=[10] * 4,
-    stacks=[BlockStack(3, [10] * 3)],
-    segments=[],
-    before_optimizer=[160.0, 160.0, 320.0, *[0.0] * 4],
-    optimizer_peak=[],
-)
+    device="cuda", parameter_sizes=[10] * 4, stacks=[BlockStack(3, [10] * 3)], segments=[],
+    before_optimizer=[160.0, 160.0, 320.0, *[0.0] * 4], optimizer_peak=[],
+)  # fmt: skip
 LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward")
 
 
-def test_zero_has_its_bucket_from_the_first_gradient_on():
+def test_zero_has_its_bucket_from_the_first_gradient_on_and_one_rank_gathers_nothing():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
     rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, IN_BF16)
-    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", BlockPosition(0, 2))
+    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0, 0.0, 0.0), "backward", timeline.BlockPosition(0, 2))
     assert [rule(moment).communication for moment in (LOSS, in_last_block)] == [0, 80]
-
-
-def test_a_single_rank_of_zero3_gathers_nothing():
     knobs = {**resolve("tiny-llama").knobs, "strategy": "zero3", "precision": "bf16"}
     part = 2 * 10
     assert [memory_rule(knobs, ranks, IN_BF16)(LOSS).communication for ranks in (1, 2)] == [part, 3 * part]
@@ -267,9 +244,7 @@ def staged(layers, stages):
     return msgspec.structs.replace(model_of(layers), pipeline=PipelineCut(cut, 0, HIDDEN, OUTPUT))
 
 
-@given(
-    schedule=some.sampled_from(["gpipe", "1f1b", "interleaved"]), degree=some.integers(2, 8), rounds=some.integers(1, 6)
-)
+@given(schedule=some.sampled_from(SCHEDULES), degree=some.integers(2, 8), rounds=some.integers(1, 6))
 def test_every_micro_batch_goes_forward_and_then_backward(schedule, degree, rounds):
     held, micro_batches = 2 if schedule == "interleaved" else 1, degree * rounds
     for rank in range(degree):
@@ -313,7 +288,7 @@ def test_gpipe_keeps_the_activations_of_all_micro_batches(each, parts, size):
         assert predicted.fullest == "rank 1 of a pipeline of 2"
 
 
-def test_a_schedule_that_keeps_fewer_takes_less():
+def test_a_schedule_that_keeps_fewer_takes_less_and_a_tied_weight_is_on_both_ends():
     model = staged(48, 4)
     totals = {}
     for schedule in ("gpipe", "1f1b"):
@@ -321,19 +296,11 @@ def test_a_schedule_that_keeps_fewer_takes_less():
         totals[schedule] = model.predict(spec, 8)
     assert totals["1f1b"].total_bytes < totals["gpipe"].total_bytes
     assert totals["1f1b"].fullest == "rank 0 of a pipeline of 4", "it has four micro-batches under way, the last one"
-
-
-def test_a_tied_weight_is_on_both_ends():
     model = staged(6, 2)
     cut = [StageCut(0, 3, 3 * BLOCK + ROOT, ROOT), StageCut(3, 6, 3 * BLOCK + ROOT, ROOT)]
     tied = msgspec.structs.replace(model, pipeline=PipelineCut(cut, ROOT, HIDDEN, OUTPUT))
     spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=2, batch_size=2)
     assert tied.predict(spec, 2).params_bytes == 4 * (3 * BLOCK + ROOT)
-
-
-def test_another_cut_than_was_traced_is_not_answered():
-    with pytest.raises(UserError, match="pipeline memory"):
-        staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 
 @given(each=some.integers(3, 40), size=some.integers(1000, 5000))

@@ -1,16 +1,25 @@
 """Every out-of-memory explained: the phase, what had grown, what was missing, who else was there, and what helps."""
 
 import msgspec
+import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory import oom_changes
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.oom import OutOfMemory, explain_run
-from trainfast_runner.memory.oom_changes import knob_changes, settings_to_trace
+from trainfast_runner.memory.oom_changes import (
+    best_of_each_knob,
+    defragmenting,
+    knob_changes,
+    knob_of,
+    settings_to_trace,
+    useful_first,
+)
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec, resolve
 
 MIB = 2**20
 BEYOND = 33 * MIB
@@ -46,17 +55,11 @@ class Arithmetic:
         forward = {"params": 100 * MIB, "optimizer": states, "activations": activations, "temporary": 10 * MIB}
         step = {"params": 100 * MIB, "optimizer": states, "grads": 100 * MIB, "temporary": 50 * MIB}
         phase, at = max((("forward_backward", forward), ("optimizer", step)), key=lambda one: sum(one[1].values()))
-        sizes = {
-            f"{name}_bytes": at.get(name, 0) for name in ("params", "grads", "optimizer", "activations", "temporary")
-        }
+        sizes = {f"{of}_bytes": at.get(of, 0) for of in ("params", "grads", "optimizer", "activations", "temporary")}
         return Prediction(
-            total_bytes=sum(at.values()),
-            communication_bytes=0,
-            phase=phase,
-            phases={"forward_backward": forward, "optimizer": step},
-            basis="arithmetic",
-            **sizes,
-        )
+            total_bytes=sum(at.values()), communication_bytes=0, phase=phase,
+            phases={"forward_backward": forward, "optimizer": step}, basis="arithmetic", **sizes,
+        )  # fmt: skip
 
     def max_batch(self, spec, ranks, limit_bytes):
         def needed(batch):
@@ -87,8 +90,7 @@ def error(phase, rank=0):
 
 def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
     found = explain(a_run(), error("backward"), ON_CPU, known)
-    assert found.phase == "backward"
-    assert (found.grown, found.grown_bytes) == ("activations", 640 * MIB)
+    assert (found.phase, found.grown, found.grown_bytes) == ("backward", "activations", 640 * MIB)
     assert (found.needed_bytes, found.limit_bytes, found.missing_bytes) == (950 * MIB, 512 * MIB, 438 * MIB)
     assert found.basis == "arithmetic"
     own = msgspec.structs.replace(a_run(), predicted=Prediction(total_bytes=900 * MIB))
@@ -101,8 +103,7 @@ def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
 
 def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch():
     changes = explain(a_run(512 * MIB + BEYOND), error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
-    assert changes[0].predicted_bytes == 470 * MIB
+    assert (changes[0].settings, changes[0].predicted_bytes) == ({"batch_size": "16", "grad_accum": "4"}, 470 * MIB)
     assert changes[0].saves == "predicted peak 470 MiB of 545 MiB"
     assert changes[0].costs == "little; the global batch stays"
     assert {"checkpointing": "full"} in [change.settings for change in changes]
@@ -110,7 +111,7 @@ def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch
     assert {"precision": "bf16"} not in [change.settings for change in changes], "630 MiB are still too much"
 
 
-def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
+def test_what_has_not_been_traced_or_is_not_predicted_stands_after_what_is_known_to_fit():
     run = a_run(512 * MIB + BEYOND)
 
     def only_as_it_ran(spec):
@@ -126,6 +127,10 @@ def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
     assert without.grown == "activations", "what a phase fills is known without a model"
     named = [name for change in without.changes for name in change.settings]
     assert named == ["batch_size", "precision", "checkpointing"]
+    model = Unpredicted()
+    found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
+    assert (found.needed_bytes, found.grown) == (None, "activations")
+    assert [change.predicted_bytes for change in found.changes] == [None] * 3
 
 
 def test_where_no_change_is_enough_alone_two_are_proposed_together():
@@ -147,31 +152,11 @@ def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_ther
     assert found.others == ["process 4711 held 40.00 GiB", "python (pid 99) with 300 MiB"]
 
 
-def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_less():
+def test_a_smaller_batch_or_sequence_fits_in_whole_micro_batches_or_names_the_global_batch():
     changes = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known).changes
     assert changes
     assert all(change.predicted_bytes is not None and change.predicted_bytes < 950 * MIB for change in changes)
 
-
-def test_where_two_changes_are_not_enough_all_of_them_are_proposed():
-    found = explain(a_run(295 * MIB + BEYOND, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
-    assert [change.settings for change in found.changes] == [
-        {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
-    ]
-    assert "slower to converge" in found.changes[0].costs
-
-
-def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss():
-    found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
-    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 380 * MIB, 380 * MIB]
-    room = int(0.97 * 200 * MIB) - (32 << 20)
-    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 380 * MIB - room, 380 * MIB - room]
-    assert found.changes[0].saves == (
-        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
-    )
-
-
-def test_a_sequence_is_halved_until_it_fits():
     def by_tokens(spec):
         model = Arithmetic()
         size = int(str(spec.knobs["seq_len"])) * MIB // 4
@@ -181,6 +166,27 @@ def test_a_sequence_is_halved_until_it_fits():
     run = a_run(100 * MIB, batch_size=1, seq_len=1024)
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
+    changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "18"}
+    assert changes[0].costs == "little; the global batch goes from 23 to 18 a rank"
+    run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
+    changes = explain(run, error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
+
+
+def test_where_two_changes_are_not_enough_all_are_proposed_or_the_closest_with_what_they_miss():
+    found = explain(a_run(295 * MIB + BEYOND, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
+    assert [change.settings for change in found.changes] == [
+        {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+    ]
+    assert "slower to converge" in found.changes[0].costs
+    found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
+    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 380 * MIB, 380 * MIB]
+    room = int(0.97 * 200 * MIB) - (32 << 20)
+    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 380 * MIB - room, 380 * MIB - room]
+    assert found.changes[0].saves == (
+        "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
+    )
 
 
 def test_one_knob_each_is_traced_first_then_all_together_and_shorter_sequences_last():
@@ -238,40 +244,17 @@ class Unpredicted(Arithmetic):
         raise UserError("the memory of strategy=pp is not predicted", key="strategy")
 
 
-def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes():
-    model = Unpredicted()
-    found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
-    assert (found.needed_bytes, found.grown) == (None, "activations")
-    assert [change.predicted_bytes for change in found.changes] == [None] * 3
-
-
-def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted():
+def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted_under_a_limit():
     found = explain(a_run(), error("forward"), ON_CPU, lambda spec: None, held_bytes=500 * MIB)
-    assert (found.held_bytes, found.asked_bytes) == (500 * MIB, 64 * MIB)
-    assert found.missing_bytes == 52 * MIB
+    assert (found.held_bytes, found.asked_bytes, found.missing_bytes) == (500 * MIB, 64 * MIB, 52 * MIB)
     predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
     assert predicted.missing_bytes == 438 * MIB, "of the whole run"
     unforeseen = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert unforeseen.missing_bytes == 54 * MIB
-
-
-def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free():
     text = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
     run = a_run(3 << 30, device="cuda")
     found = explain(run, error("forward"), text, lambda spec: None, held_bytes=2560 * MIB)
     assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
-
-
-def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named():
-    changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "18"}
-    assert changes[0].costs == "little; the global batch goes from 23 to 18 a rank"
-
-
-def test_a_pipeline_s_smaller_batches_are_whole_micro_batches():
-    run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
-    changes = explain(run, error("backward"), ON_CPU, known).changes
-    assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
 
 
 def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run():
@@ -285,3 +268,102 @@ def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run():
     assert explain(run, error("forward"), ON_CPU, known).limit_bytes is None, "no reading of the host"
     on_gpu = explain(a_run(None, "cuda"), error("forward"), ON_GPU, known, host_bytes=512 * MIB)
     assert on_gpu.limit_bytes == (36 << 30) + (1 << 30) + (512 << 20)
+
+
+def changes(preset, *asked, device="cuda", phase="forward", **more):
+    """The changes of the preset's knobs with these settings."""
+    return knob_changes(resolve(preset, asked).knobs, device, phase, **more)
+
+
+def values(found, knob):
+    return [change.settings[knob] for change in found if knob in change.settings]
+
+
+@pytest.mark.parametrize(
+    ("batch", "value", "saves", "costs"),
+    [
+        (4096, "2048", "activations to 50 %", "grad_accum=2 keeps the global batch"),
+        (6, "4", "activations to 67 %", "little; the global batch becomes 0.67 times as large"),
+    ],
+    ids=["halved", "not a divisor"],
+)
+def test_a_batch_that_is_brought_down_says_what_becomes_of_the_global_batch(batch, value, saves, costs):
+    found = changes("tiny-llama", f"batch_size={batch}", device="cpu")
+    [smaller] = [change for change in found if "batch_size" in change.settings]
+    assert (smaller.settings["batch_size"], smaller.saves) == (value, saves)
+    assert costs in smaller.costs
+
+
+def test_in_the_optimizer_step_the_states_come_first_and_each_knob_is_named_once():
+    found = useful_first(changes("bert-large", phase="optimizer"), "optimizer")
+    assert values(found, "optimizer") == ["adamw-fused", "adamw-8bit", "adafactor"]
+    assert list(map(knob_of, found[:3])) == ["optimizer"] * 3
+    before = [oom_changes.frees_states(change) for change in useful_first(changes("bert-large"), "forward")]
+    assert before == sorted(before)
+    assert "adamw-fused" not in values(changes("bert-large"), "optimizer")
+    found = best_of_each_knob(changes("bert-large", "batch_size=8"), "forward")
+    assert list(map(knob_of, found)) == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
+    assert values(found, "optimizer") == ["adamw-8bit"]
+    after = best_of_each_knob(changes("bert-large", "batch_size=8", phase="optimizer"), "optimizer")
+    assert list(map(knob_of, after))[:2] == ["optimizer", "precision"]
+
+
+@pytest.mark.parametrize(("seq_len", "advised"), [(127, []), (128, ["64"])])
+def test_no_sequence_shorter_than_the_shortest_is_advised(seq_len, advised):
+    assert values(changes("tiny-llama", f"seq_len={seq_len}", device="cpu"), "seq_len") == advised
+
+
+def test_nothing_is_advised_that_is_set_and_no_batch_while_the_model_is_built():
+    least = ("batch_size=1", "checkpointing=full", "precision=bf16-pure", "optimizer=sgd", "seq_len=64")
+    assert changes("tiny-llama", *least) == []
+    assert [change.settings for change in changes("bert-large", phase="model")] == [{"precision": "bf16-pure"}]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "optimizers"),
+    [(["ddp"], ["adamw-8bit", "adafactor"]), (["zero1", "zero2"], ["adamw-8bit"]), (["fsdp", "zero3"], [])],
+)
+def test_no_optimizer_is_advised_that_the_strategy_refuses(strategies, optimizers):
+    for strategy in strategies:
+        found = changes("bert-large", f"strategy={strategy}", phase="backward")
+        assert values(found, "optimizer") == optimizers, strategy
+
+
+@pytest.mark.parametrize(("batch", "parts", "advised"), [(16, 4, ["8"]), (12, 3, ["6"]), (4, 4, [])])
+def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, advised):
+    pipeline = ("strategy=pp", f"batch_size={batch}", f"micro_batches={parts}")
+    assert values(changes("bert-large", *pipeline, phase="backward"), "batch_size") == advised
+
+
+@pytest.mark.parametrize(("newest", "advised"), [("7.0", ["fp16"]), ("9.0", ["bf16", "bf16-pure"])])
+def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
+    found = changes("bert-large", "precision=fp32", capabilities=["8.0", newest])
+    assert values(found, "precision") == advised
+
+
+LLAMA = {"kind": ("llama", "causal-lm")}
+
+
+def test_the_loss_in_chunks_and_every_second_layer_are_advised_where_the_model_has_them():
+    [chunked] = [change for change in changes("tiny-llama", **LLAMA) if "loss" in change.settings]
+    assert (chunked.settings, chunked.saves) == ({"loss": "chunked"}, "frees seven eighths of the logits")
+    assert values(changes("tiny-llama"), "loss") == []
+    assert values(changes("tiny-llama", kind=("llama", "image-classification")), "loss") == []
+    assert values(changes("tiny-llama", kind=("cohere", "causal-lm")), "loss") == []
+    for refused in ("loss=chunked", "strategy=pp", "engine=trainer"):
+        assert values(changes("tiny-llama", refused, **LLAMA), "loss") == [], refused
+    found = changes("tiny-llama", **LLAMA)
+    assert values(found, "checkpointing") == ["every-2", "full"]
+    assert values(best_of_each_knob(found, "backward"), "checkpointing") == ["full"]
+    assert values(changes("tiny-llama", "checkpointing=every-2"), "checkpointing") == ["full"]
+    assert values(changes("tiny-llama", "strategy=pp"), "checkpointing") == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("device", "allocator", "pieces", "advised"),
+    [("cuda", "default", 70, 1), ("cuda", "default", 60, 0), ("cuda", "expandable", 70, 0), ("cpu", "default", 70, 0)],
+)
+def test_a_request_that_fits_the_pieces_asks_for_the_expandable_allocator(device, allocator, pieces, advised):
+    found = defragmenting({"allocator": allocator}, device, {"asked": 64 << 20, "reserved": pieces << 20})
+    assert [change.settings for change in found] == [{"allocator": "expandable"}] * advised
+    assert defragmenting({"allocator": allocator}, device, {}) == []

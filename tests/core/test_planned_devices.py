@@ -1,4 +1,4 @@
-"""The devices that a launch gives its processes, by UUID."""
+"""The devices that CUDA_VISIBLE_DEVICES leaves a run, and those that a launch gives its processes, by UUID."""
 
 import shlex
 
@@ -10,6 +10,8 @@ from stand_in import Gpu, Machine
 from on_disk import run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
+from trainfast_runner.machine import devices
+from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import launch
@@ -59,9 +61,7 @@ def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python):
     assert made.versions["torch.version.cuda"] == "13.0"
 
 
-def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_empty_again(
-    python, monkeypatch, tmp_path
-):
+def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_for_it_to_empty(python, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "MEMORY_SETTLES_S", 0.0)
     monkeypatch.setattr(launch, "_start_supervisor", lambda directory, standby, cold_reason: None)
     home = Home(tmp_path / "home")
@@ -97,9 +97,7 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(p
     ("variable", "devices", "indexes"),
     [(None, "2", "1,3"), (None, "3+0", "3,0"), ("3,GPU-2,1", "0+1", "3,2"), ("3,1", None, "3,1")],
 )
-def test_deepspeed_gets_the_nvml_indexes_of_its_gpus_which_it_parses(
-    python, monkeypatch, strategy, variable, devices, indexes
-):
+def test_deepspeed_parses_the_nvml_indexes_of_its_gpus(python, monkeypatch, strategy, variable, devices, indexes):
     """The indexes are the driver's, in PCI order, and not those into CUDA_VISIBLE_DEVICES."""
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -148,16 +146,167 @@ def test_a_script_gets_the_devices_it_is_given_by_their_indexes_as_deepspeed_rea
     assert "CUDA_VISIBLE_DEVICES" not in inherited.env
 
 
-def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(python):
+def test_kind_a_a_gpu_without_a_uuid_and_an_exported_command_of_deepspeed_name_indexes(python, tmp_path):
     gpus = four(0, 0, 0, 0)
     gpus[2].uuid = "no uuid"
     made = planned(python, gpus, "strategy=ddp", "devices=3+2")
-    assert made.env["CUDA_VISIBLE_DEVICES"] == "3,2"
-    assert (made.device_uuids, made.world_size) == (["GPU-3"], 2)
-
-
-def test_an_exported_command_of_deepspeed_names_the_indexes_too(python, tmp_path):
+    assert (made.env["CUDA_VISIBLE_DEVICES"], made.device_uuids, made.world_size) == ("3,2", ["GPU-3"], 2)
     first = planned(python, four(0, 0, 0, 0), "strategy=zero2", "devices=1+3", "grad_clip=1.0")
     (tmp_path / "deepspeed.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
     text = export_run(run_of(first, world_size=first.world_size), tmp_path, "torchrun").text
     assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text
+
+
+CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
+CPU = {"torch": "2.13.0", "torch.version.cuda": None, "torch.version.hip": None}
+ROCM = {"torch": "2.13.0+rocm7.0", "torch.version.cuda": None, "torch.version.hip": "7.0.2"}
+OTHER_MIG = "MIG-9f1c2a34-0000-5e3d-8b3a-2b7a4b0d0ac0"
+Versions = dict[str, str | None]
+
+
+def cut(uuid, *instances):
+    """A GPU in MIG mode with instances of these names."""
+    parts = tuple(
+        Gpu(name="A100 MIG 1g.10gb", uuid=name, memory_total=9728 * stand_in.MIB, memory_used=64, numbers=(7 + n, 0))
+        for n, name in enumerate(instances)
+    )
+    return Gpu(name="A100", uuid=uuid, mig=True, instances=parts)
+
+
+def seen(variable, versions=CUDA, *gpus, order=None):
+    asked = {"CUDA_VISIBLE_DEVICES": variable, "CUDA_DEVICE_ORDER": order}
+    environment = {name: value for name, value in asked.items() if value is not None}
+    with stand_in.installed(Machine(list(gpus) or [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")])):
+        return detect_machine(versions, environment=environment)
+
+
+def refused(machine):
+    """The one line of the refusal; a run that asks for the CPU is not refused."""
+    assert (machine.device, machine.gpus) == ("cpu", ())
+    assert machine.used_by("cpu:2").refusal is None
+    line = machine.refusal.line()
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("variable", "indexes"),
+    [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-bb", [1]), ("GPU-aa11, 1", [0, 1]), ("0,7,1", [0])],
+)
+def test_indexes_and_uuids_name_gpus_in_their_order(variable, indexes):
+    machine = seen(variable)
+    assert [gpu.index for gpu in machine.gpus] == indexes
+    assert (machine.device, machine.refusal) == ("cuda", None)
+
+
+@pytest.mark.parametrize("variable", ["", "-1", "NoDevFiles"])
+def test_gpus_hidden_on_purpose_ask_for_the_cpu(variable):
+    machine = seen(variable)
+    assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
+    assert machine.no_gpu_reason == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
+
+
+@pytest.mark.parametrize("variable", ["7", "²", "GPU-cc", "0,0", "1,0,1", "GPU-aa,GPU-aa11"])
+def test_a_name_that_no_gpu_has_and_one_given_twice_do_not_train_on_the_cpu(variable):
+    assert refused(seen(variable)) == (
+        f"CUDA_VISIBLE_DEVICES={variable} names no GPU here, or one twice; try CUDA_VISIBLE_DEVICES=0,"
+        " or devices=cpu to train on the CPU (allowed: 0, 1)"
+    )
+
+
+def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do():
+    with stand_in.installed(Machine([Gpu(uuid="GPU-aa11")], init_code=18)):
+        machine = detect_machine(CUDA, environment={})
+        hidden = detect_machine(CUDA, environment={"CUDA_VISIBLE_DEVICES": ""})
+        on_cpu_build = detect_machine(CPU, environment={})
+    line = refused(machine)
+    assert "the driver was updated under the running system: reboot" in line
+    assert "try devices=cpu to train on the CPU" in line
+    assert hidden.refusal is None
+    assert on_cpu_build.refusal is None
+
+
+def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(monkeypatch):
+    for sign in (None, "the PCI bus lists 0000:3b:00.0"):
+        monkeypatch.setattr("trainfast_runner.machine.devices.sign_of_a_gpu", lambda sign=sign: sign)
+        with stand_in.installed(Machine([], init_code=9)):
+            machine = detect_machine(CUDA, environment={})
+        if sign is None:
+            assert (machine.device, machine.refusal) == ("cpu", None)
+        else:
+            assert f"NVML lists no GPU, but {sign}: the NVIDIA kernel module is not loaded" in refused(machine)
+
+
+def test_the_signs_of_a_gpu_without_nvml(tmp_path):
+    assert devices.sign_of_a_gpu(root=tmp_path) is None
+    card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x040300\n")
+    assert devices.pci_card(tmp_path) is None, "the sound device of a graphics card is no GPU"
+    (card / "class").write_text("0x030200\n")
+    assert devices.sign_of_a_gpu(root=tmp_path) == "the PCI bus lists 0000:3b:00.0"
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / "dev" / name).touch()
+    assert devices.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
+
+
+def test_a_build_without_cuda_has_no_gpu_and_numbers_on_mixed_cards_need_an_order():
+    machine = seen(MIG, CPU)
+    assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
+    assert machine.no_gpu_reason == "torch is a CPU build"
+    line = refused(seen("0", CUDA, *MIXED))
+    assert "counts GPUs of several models in CUDA's own order" in line
+    assert "try CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs of `nvidia-smi -L`" in line
+    assert [gpu.uuid for gpu in seen("0", CUDA, *MIXED, order="PCI_BUS_ID").gpus] == ["GPU-slow"]
+    assert [gpu.uuid for gpu in seen("GPU-fast", CUDA, *MIXED).gpus] == ["GPU-fast"]
+
+
+@pytest.mark.parametrize("variable", [MIG, MIG[:12], f"{MIG},{OTHER_MIG}"])
+def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable):
+    machine = seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    assert (machine.device, machine.refusal) == ("cuda", None)
+    (instance,) = machine.default_gpus("single")
+    assert (instance.uuid, instance.name) == (MIG, "A100 MIG 1g.10gb")
+    assert (instance.memory_total_bytes, instance.memory_used_bytes) == (9728 * stand_in.MIB, 64)
+    assert instance.compute_capability == "8.0"
+    for name in ("power_w", "temperature_c", "sm_clock_mhz", "gpu_utilization_percent", "energy_mj"):
+        assert getattr(instance, name) is None, name
+    assert instance.throttle_reasons is None
+
+
+def test_cuda_gives_a_process_one_mig_instance_and_a_wrong_name_names_them():
+    machine = seen(f"{MIG},{OTHER_MIG}", CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    with pytest.raises(UserError, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"):
+        machine.named_or_counted_gpus(2)
+    machine = seen(MIG.replace("41a3", "41a4"), CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    assert f"(allowed: {MIG}, {OTHER_MIG})" in refused(machine)
+    assert "NVML lists none" in refused(seen(MIG, CUDA, Gpu(uuid="GPU-aa11")))
+
+
+def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent_and_names_its_instances():
+    machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
+    assert [gpu.uuid for gpu in machine.default_gpus("single")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.default_gpus("ddp")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.named_or_counted_gpus("1+")] == ["GPU-bb22"], "places are those of the variable"
+    with pytest.raises(UserError, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
+        machine.named_or_counted_gpus(2)
+    with pytest.raises(UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
+        machine.named_or_counted_gpus("0+")
+    for variable in (None, "0", "GPU-aa11"):
+        line = refused(seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG)))
+        assert f"GPU 0 is in MIG mode, where runs use an instance by its name; try CUDA_VISIBLE_DEVICES={MIG}" in line
+        assert OTHER_MIG in line
+    assert "and there is none; try `sudo nvidia-smi -i 0 -mig 0`" in refused(seen(None, CUDA, cut("GPU-aa11")))
+
+
+MIXED = (Gpu(name="T400", uuid="GPU-slow"), Gpu(name="RTX 4090", uuid="GPU-fast"))
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "count", "taken"), [([60, 79, 80, 60], 2, [1, 2]), ([80, 80, 80, 80], 2, [0, 1]), ([76, 79], 1, [1])]
+)
+def test_the_gpus_with_most_free_memory_are_taken(free_gib, count, taken):
+    gpus = [Gpu(uuid=f"GPU-{n}", memory_used=(80 - gib) << 30, memory_total=80 << 30) for n, gib in enumerate(free_gib)]
+    assert [gpu.index for gpu in seen(None, CUDA, *gpus).named_or_counted_gpus(count)] == taken

@@ -12,16 +12,8 @@ from msgspec.structs import replace as replace_struct
 
 from on_disk import batch_question
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.search.batch_decide import (
-    MAX_PROBES,
-    TOLERANCE_BYTES,
-    TOLERANCE_SHARE,
-    BatchState,
-    aligned,
-    answer_of,
-    decide,
-    margins_of,
-)
+from trainfast_runner.search import batch_decide
+from trainfast_runner.search.batch_decide import MAX_PROBES, BatchState, aligned, answer_of, decide, margins_of
 from trainfast_runner.search.batch_journal import BatchLine, ConfirmationRun, Predicted, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
@@ -69,7 +61,9 @@ class Device:
         """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
         need = max(self.peaks(0, batch).values())
         more = batch + 1
-        while max(self.peaks(0, more).values()) < need + max(TOLERANCE_SHARE * need, TOLERANCE_BYTES):
+        while max(self.peaks(0, more).values()) < need + max(
+            batch_decide.TOLERANCE_SHARE * need, batch_decide.TOLERANCE_BYTES
+        ):
             more += 1
         return self.fits(batch) and not self.fits(more)
 
@@ -116,15 +110,10 @@ def ooms(state):
 
 
 devices = st.builds(
-    Device,
-    fixed=st.floats(20 * MIB, 1500 * MIB),
-    per_sample=st.floats(1 * MIB, 400 * MIB),
-    optimizer=st.floats(0, 1500 * MIB),
-    limits=st.tuples(st.integers(2000 * MIB, 12000 * MIB)),
-    block=st.sampled_from([1, 4096, MIB, 2 * MIB]),
-    scatter=st.integers(0, 2 * MIB),
-    seed=st.integers(0, 1 << 30),
-)
+    Device, fixed=st.floats(20 * MIB, 1500 * MIB), per_sample=st.floats(1 * MIB, 400 * MIB),
+    optimizer=st.floats(0, 1500 * MIB), limits=st.tuples(st.integers(2000 * MIB, 12000 * MIB)),
+    block=st.sampled_from([1, 4096, MIB, 2 * MIB]), scatter=st.integers(0, 2 * MIB), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
 
 
 @settings(max_examples=120)
@@ -188,13 +177,10 @@ def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device):
     assert ooms(state) <= 1
 
 
-def test_a_batch_of_one_that_does_not_fit_ends_the_search():
+def test_a_batch_of_one_that_does_not_fit_ends_the_search_and_a_void_probe_is_repeated():
     state = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
     assert [probe.batch_size for probe in state.probes] == [1]
     assert decide(state).end_state == "nothing_fits"
-
-
-def test_a_void_probe_is_repeated():
     state = asked(PLAIN.limits)
     first = decide(state).batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
@@ -202,7 +188,7 @@ def test_a_void_probe_is_repeated():
     assert decide(after(state, *[void] * 4)).end_state == "failed"
 
 
-def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from():
+def test_a_confirmation_run_out_of_memory_is_stepped_down_from_by_half_at_most():
     state = search(PLAIN)
     first = state.confirmations[-1].batch_size
     oom = proof(first, "oom")
@@ -210,9 +196,14 @@ def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from():
     assert step.action == "prove"
     assert step.batch_size < first
     assert "fresh process" in step.why
+    device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
+    state = search(device)
+    oom = proof(300, "oom")
+    step = decide(with_last(state, oom))
+    assert (step.action, step.batch_size) == ("prove", 150)
 
 
-def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
+def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried_or_fills_the_data():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
@@ -223,17 +214,11 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
     found = answer_of(after(state, *confirmations))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty == "39 ran out of memory; 2 sizes between them not confirmed"
-
-
-def test_a_size_that_fills_the_data_is_the_largest_for_that_reason():
     device = Device(fixed=100 * MIB, per_sample=4 * MIB, optimizer=0, limits=(2048 * MIB,))
     filled = replace_struct(device.probe(100), fills_data=True)
     confirmation = proof(100, "finished")
     state = asked(device.limits, device.probe(50), filled, confirmation)
     assert answer_of(state).certainty == "the script's data fills no batch above 100"
-
-
-def test_sizes_that_the_most_probes_left_open_are_named():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in range(1, MAX_PROBES)]
     state = asked(device.limits, *fitting, device.probe(60))
@@ -259,22 +244,19 @@ BENT = Bent(fixed=445 * MIB, per_sample=110.4 * MIB, optimizer=833 * MIB, limits
 BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * MIB), max_batch=14)
 
 
-def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one():
+def test_a_bend_shows_in_a_slope_below_the_predicted_one_or_is_set_right_by_a_size_between():
     state = search(BENT, BENT_PREDICTED)
     assert state.probes[0].batch_size == 1
     assert ooms(state) <= 1
     assert len(state.probes) <= 6
     assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
     assert BENT.is_exact(state.confirmations[-1].batch_size)
-
-
-def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between():
     state = search(BENT)
     assert BENT.is_exact(state.confirmations[-1].batch_size)
     assert len(state.confirmations) <= 2
 
 
-def test_the_answer_names_limits_margins_and_the_fastest():
+def test_the_answer_names_limits_margins_and_the_fastest_aligned_size():
     state = search(PLAIN)
     found = answer_of(state)
     assert PLAIN.is_exact(found.max_batch)
@@ -286,6 +268,11 @@ def test_the_answer_names_limits_margins_and_the_fastest():
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
     assert f"{found.too_large} ran out of memory" in found.certainty
     assert "leaves" in found.recommended_why
+    device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
+    found = answer_of(search(device))
+    assert (found.max_batch, found.recommended_batch) == (1, None)
+    assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
+    assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
 
 
 @pytest.mark.parametrize("above_fit", [0, 3 * MIB, 6 * MIB])
@@ -300,25 +287,6 @@ def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit):
     left = found.headroom_bytes + 10 * MIB * (found.max_batch - found.recommended_batch)
     assert left >= margin > left - 10 * MIB, "one sample more would take of the margin"
     assert f"leaves {mebibytes(left)} by the fit, of which {mebibytes(margin)} are for" in found.recommended_why
-
-
-def test_without_room_for_the_margin_no_batch_is_recommended():
-    device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
-    found = answer_of(search(device))
-    assert (found.max_batch, found.recommended_batch) == (1, None)
-    assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
-
-
-def test_confirmation_runs_of_small_samples_are_stepped_down_by_half_at_most():
-    device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
-    state = search(device)
-    oom = proof(300, "oom")
-    step = decide(with_last(state, oom))
-    assert (step.action, step.batch_size) == ("prove", 150)
-
-
-def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little():
-    assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
 
 
 @dataclass(frozen=True)
@@ -370,9 +338,7 @@ class Replay:
         below, above = WARM[low], WARM[high]
         phases = {name: between(peak, above.phase_peaks[name]) for name, peak in below.phase_peaks.items()}
         # Expandable segments leave a part of a page of 2 MiB.
-        kept = [
-            0 if self.is_expandable else one.peak_reserved_bytes - one.peak_allocated_bytes for one in (below, above)
-        ]
+        kept = [0 if self.is_expandable else p.peak_reserved_bytes - p.peak_allocated_bytes for p in (below, above)]
         allocated = max(phases.values())
         return RankPeaks(
             rank=0,
@@ -410,10 +376,13 @@ def test_h100_the_reserved_memory_binds_and_four_probes_and_two_fresh_processes_
     assert (found.too_large, found.certainty[:20]) == (32, "32 ran out of memory")
 
 
-def test_h100_the_search_as_it_was_asked_takes_three_probes():
+def test_h100_takes_three_probes_as_it_was_asked_and_expandable_segments_follow_allocated_memory():
     state = search(Replay(), H100[0])
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(4, "fits"), (19, "fits"), (40, "oom")]
     assert [(run.batch_size, run.state) for run in state.confirmations] == [(32, "oom"), (31, "finished")]
+    state = search(Replay(is_expandable=True), H100[0])
+    assert answer_of(state).max_batch == 33
+    assert len(state.probes) <= 4
 
 
 @pytest.mark.parametrize("names_missing", [True, False])
@@ -424,17 +393,17 @@ def test_h100_a_fresh_process_that_needs_more_is_stepped_down_from_by_what_was_m
     assert len(state.probes) <= 4, "no search by every size between"
 
 
-def test_h100_with_expandable_segments_reserved_memory_follows_allocated_memory():
-    state = search(Replay(is_expandable=True), H100[0])
-    assert answer_of(state).max_batch == 33
-    assert len(state.probes) <= 4
-
-
-def test_a_gpu_names_the_next_size_that_is_too_large_by_the_fit():
+def test_a_gpu_names_the_next_size_too_large_by_the_fit_and_a_flat_line_is_set_right_by_probes():
     device = Device(fixed=100 * MIB, per_sample=1000 * MIB, optimizer=0, limits=(9500 * MIB,), kind="cuda")
     state = search(device)
     assert (state.confirmations[-1].batch_size, state.too_large) == (9, 16)
     assert answer_of(state).certainty.startswith("16 ran out of memory; by the fit 10 needs 10,100 MiB of 9,500 MiB")
+    device = Flat(fixed=8000 * MIB, per_sample=500 * MIB, optimizer=12000 * MIB, limits=(32000 * MIB,), kind="cuda")
+    state = search(device, Predicted(start=4))
+    assert state.confirmations[-1].state == "finished"
+    assert 0.9 * 48 <= state.confirmations[-1].batch_size <= 48
+    assert len(state.probes) <= 8
+    assert len(state.confirmations) <= 3
 
 
 @pytest.mark.parametrize("start", [1, 2, 3])
@@ -450,12 +419,3 @@ class Flat(Device):
 
     def peaks(self, rank, batch):
         return {"step": int(max(self.optimizer, self.fixed + batch * self.per_sample))}
-
-
-def test_a_flat_line_on_a_gpu_is_refuted_by_one_fresh_process_and_set_right_by_probes():
-    device = Flat(fixed=8000 * MIB, per_sample=500 * MIB, optimizer=12000 * MIB, limits=(32000 * MIB,), kind="cuda")
-    state = search(device, Predicted(start=4))
-    assert state.confirmations[-1].state == "finished"
-    assert 0.9 * 48 <= state.confirmations[-1].batch_size <= 48
-    assert len(state.probes) <= 8
-    assert len(state.confirmations) <= 3

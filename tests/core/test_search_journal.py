@@ -18,20 +18,10 @@ from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
 from trainfast_runner.search import batch_conductor as conductor
-from trainfast_runner.search import control, searches
+from trainfast_runner.search import batch_journal, control, searches
 from trainfast_runner.search.batch_conductor import BatchConductor, BatchPlan, confirmation_record
 from trainfast_runner.search.batch_decide import BatchState
-from trainfast_runner.search.batch_journal import (
-    BatchAnswer,
-    BatchEnded,
-    BatchSnapshot,
-    BatchStep,
-    ConfirmationRun,
-    Predicted,
-    Probe,
-    RankPeaks,
-    batch_report,
-)
+from trainfast_runner.search.batch_journal import BatchEnded, BatchSnapshot, BatchStep, Predicted, Probe, batch_report
 from trainfast_runner.search.conductor import SearchCaller, conduct
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal import (
@@ -47,7 +37,7 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
-SECOND = 1_000_000_000
+SECOND, MIB = 1_000_000_000, 1 << 20
 
 
 def asked(directory, key="k"):
@@ -83,26 +73,25 @@ def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp
     assert JournalFollower(tmp_path, BatchSnapshot).poll().tightest_fit is None, "a journal without a line"
     directory, journal = search(Home(tmp_path))
     assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit is None
-    ranks = [RankPeaks(rank=rank, phase_peaks={"step": 10}, available_bytes=100 - rank) for rank in range(2)]
+    ranks = [batch_journal.RankPeaks(rank=n, phase_peaks={"step": 10}, available_bytes=100 - n) for n in range(2)]
     journal.write(Probe(batch_size=8, outcome="fits", run_id="r", seconds=1.0, ranks=ranks))
     journal.write(BatchStep(action="end", why="it is the largest"))
     assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit.rank == 1
 
 
-def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):
+def test_a_size_that_fitted_warm_and_not_cold_is_marked_and_a_gpus_error_names_what_it_lacked(tmp_path):
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
     tried = BatchState(BatchSnapshot.read(directory).lines)
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, [], result, 42, 1.0))
-    assert [line.refutes for line in BatchSnapshot.read(directory).lines if isinstance(line, ConfirmationRun)] == [[42]]
+    assert [
+        line.refutes for line in BatchSnapshot.read(directory).lines if isinstance(line, batch_journal.ConfirmationRun)
+    ] == [[42]]
     assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
-
-
-def test_a_gpus_error_names_what_a_confirmation_run_lacked():
     error = RunError(
         message="CUDA out of memory. Tried to allocate 954.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which"
         " 63.34 GiB is free. Including non-PyTorch memory, this process has 15.83 GiB memory in use. 16.00 GiB allowed;"
@@ -160,7 +149,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path):
         assert seen.state == "running"
         assert [probe.batch_size for probe in seen.probes] == [4]
         assert seen.is_live
-        journal.write(BatchEnded(state="answered", answer=BatchAnswer(max_batch=4, recommended_batch=4)))
+        journal.write(BatchEnded(state="answered", answer=batch_journal.BatchAnswer(max_batch=4, recommended_batch=4)))
     seen = follower.poll()
     assert seen.state == "answered"
     assert not seen.is_live
@@ -198,10 +187,7 @@ def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path)
             ask(home)
 
 
-MIB = 1 << 20
-
-
-def test_one_process_conducts_a_search(tmp_path):
+def test_one_process_conducts_a_search_and_only_that_very_process_is_signalled(tmp_path):
     directory, _ = search(Home(tmp_path))
     assert not is_conducted(directory)
     with conductor_lock(directory) as held:
@@ -210,11 +196,7 @@ def test_one_process_conducts_a_search(tmp_path):
         with conductor_lock(directory) as again:
             assert not again
     assert not is_conducted(directory)
-
-
-def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
-    directory, journal = search(Home(tmp_path))
-    journal.write(conducted())
+    JournalWriter(directory).write(conducted())
     assert conductor_of(directory) is None
     assert not cancel(directory)
     with conductor_lock(directory):
@@ -232,9 +214,7 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
     assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, (
-            "its own processes hold the memory"
-        )
+        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, "its processes hold the memory"
     second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     assert second != first
     assert sum(BatchSnapshot.read(second).lines[0].limits_bytes) <= free[0]
@@ -292,13 +272,9 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
             return False
 
         conduct(
-            BatchConductor,
-            directory,
-            BatchPlan(PLAN),
-            home,
-            SearchOptions(wait=True),
+            BatchConductor, directory, BatchPlan(PLAN), home, SearchOptions(wait=True),
             SearchCaller(is_cancelled=is_cancelled),
-        )
+        )  # fmt: skip
     kinds = [type(line) for line in BatchSnapshot.read(directory).lines]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, Launched]
     waiting = next(line for line in BatchSnapshot.read(directory).lines if isinstance(line, Waiting))
@@ -309,12 +285,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
     ("error", "raised", "state", "reason"),
     [
         (ZeroDivisionError("division by zero"), ZeroDivisionError, "failed", "ZeroDivisionError: division by zero"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
-            UserError,
-            "cancelled",
-            "cannot use /tmp/x: the disk is full",
-        ),
+        (OSError(errno.ENOSPC, "no space", "/tmp/x"), UserError, "cancelled", "cannot use /tmp/x: the disk is full"),
     ],
     ids=["an error of our own", "a full disk"],
 )
@@ -340,9 +311,7 @@ def test_an_error_ends_the_search_in_its_journal(tmp_path, monkeypatch, error, r
         ("import signal; signal.pause()", "the search process did not answer within 3 s"),
     ],
 )
-def test_f13_a_conductor_that_hangs_or_dies_at_birth_ends_the_start_with_its_reason(
-    tmp_path, monkeypatch, program, words
-):
+def test_f13_a_conductor_that_hangs_or_dies_at_birth_ends_the_start_and_says_why(tmp_path, monkeypatch, program, words):
     note_pid = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
     (tmp_path / "born.py").write_text(note_pid + program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -10,15 +10,8 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.cpu import (
-    CpuWindow,
-    _busy_s,
-    fixed_policy,
-    policy_beside,
-    script_policy,
-    thread_count,
-    thread_variables,
-)
+from trainfast_runner.machine import cpu
+from trainfast_runner.machine.cpu import CpuWindow, _busy_s, fixed_policy, policy_beside, thread_count, thread_variables
 from trainfast_runner.worker.shared.host import wait_policy
 
 TICKS_S = 0.1
@@ -100,14 +93,12 @@ def test_a_look_in_which_a_child_lost_its_parent_tells_nothing():
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("value", "count"), [("4", 4), ("2,4", 2), ("all", None), ("²", None), ("", None), (None, None)]
-)
+@pytest.mark.parametrize(("value", "count"), [("4", 4), ("2,4", 2), *((text, None) for text in ("all", "²", "", None))])
 def test_a_number_of_threads_that_libgomp_ignores_is_none(value, count):
     assert thread_count({} if value is None else {"OMP_NUM_THREADS": value}) == count
 
 
-def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
+def test_idle_cores_let_threads_spin_busy_ones_sleep_and_a_script_has_its_environment():
     idle, busy = policy_beside(0.01), policy_beside(1.0)
     assert (idle.wait, idle.env) == ("default", {})
     assert (busy.wait, busy.env) == ("passive", {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"})
@@ -117,6 +108,9 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
     assert kept == ["default", "passive", "passive"], "little load does not make a standby's policy void"
     assert fixed_policy({}, threads=1).wait == "unused", "one thread a rank needs no policy"
     assert fixed_policy({}, threads=None) is None
+    environments = [({}, 1), ({"OMP_WAIT_POLICY": "PASSIVE"}, 1), ({"OMP_NUM_THREADS": "1"}, 1), ({}, 2)]
+    policies = [cpu.script_policy(*one) for one in environments]
+    assert [policy and policy.wait for policy in policies] == ["default", "passive", "unused", None]
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
@@ -146,9 +140,3 @@ def test_ranks_that_compute_on_the_cpu_share_its_cores(device, strategy, cores, 
     expected = {"OMP_NUM_THREADS": threads} if threads else {}
     assert thread_variables(device, strategy, cores, ranks, {}) == expected
     assert thread_variables(device, strategy, cores, ranks, {"OMP_NUM_THREADS": "2"}) == {}
-
-
-def test_threads_of_a_script_are_known_by_its_environment_alone():
-    environments = [({}, 1), ({"OMP_WAIT_POLICY": "PASSIVE"}, 1), ({"OMP_NUM_THREADS": "1"}, 1), ({}, 2)]
-    policies = [script_policy(*one) for one in environments]
-    assert [policy and policy.wait for policy in policies] == ["default", "passive", "unused", None]

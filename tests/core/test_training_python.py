@@ -39,13 +39,19 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path, writes, word
         ask_worker(sys.executable, str(script), ["first"])
 
 
-def test_a_limit_is_named_for_the_last_error_line_alone(tmp_path, monkeypatch):
+def test_a_limit_is_named_for_the_last_error_line_alone_and_no_place_in_a_job_is_inherited(tmp_path, monkeypatch):
     monkeypatch.setattr(training_python, "inherited_limits", lambda: {"RLIMIT_AS": 600 << 20})
     script = tmp_path / "script.py"
     for ending, words in (("TypeError('x')", "TypeError: x"), ("MemoryError", r"MemoryError; RLIMIT_AS .* 600 MiB")):
         script.write_text(f"import sys; print('MemoryError: retried', file=sys.stderr); raise {ending}")
         with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
             ask_worker(sys.executable, str(script), ["x"])
+    script = tmp_path / "script.py"
+    seen = "{'seen': [n for n in ('RANK', 'OF_THE_USER') if n in os.environ]}"
+    script.write_text(f"import json, os; print('noise'); print(json.dumps({seen}))")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("OF_THE_USER", "1")
+    assert ask_worker(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
 
 
 def executable(path, line):
@@ -55,14 +61,7 @@ def executable(path, line):
     return str(path)
 
 
-def test_another_program_is_not_taken_for_a_python(tmp_path):
-    shell = executable(tmp_path / "shell", 'echo "$1: line 3: import: command not found" >&2; exit 127')
-    for program in (shell, "/bin/ls"):
-        with pytest.raises(UserError, match=f"^{program} is not a Python interpreter$"):
-            torch_build(program)
-
-
-def test_a_python_that_fails_is_named_with_its_task(tmp_path):
+def test_a_python_that_fails_is_named_with_its_task_and_another_program_is_none(tmp_path):
     python = executable(tmp_path / "python", "echo no cpu >&2; exit 1")
     tasks = {
         "report its torch": torch_build,
@@ -71,15 +70,10 @@ def test_a_python_that_fails_is_named_with_its_task(tmp_path):
     for task, ask in tasks.items():
         with pytest.raises(UserError, match=f"^{python} cannot {task}: no cpu$"):
             ask(python)
-
-
-def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(tmp_path, monkeypatch):
-    script = tmp_path / "script.py"
-    seen = "{'seen': [n for n in ('RANK', 'OF_THE_USER') if n in os.environ]}"
-    script.write_text(f"import json, os; print('noise'); print(json.dumps({seen}))")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("OF_THE_USER", "1")
-    assert ask_worker(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
+    shell = executable(tmp_path / "shell", 'echo "$1: line 3: import: command not found" >&2; exit 127')
+    for program in (shell, "/bin/ls"):
+        with pytest.raises(UserError, match=f"^{program} is not a Python interpreter$"):
+            torch_build(program)
 
 
 def children():

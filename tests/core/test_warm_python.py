@@ -72,14 +72,11 @@ def test_the_second_trace_imports_nothing():
     assert (first.parameters, first.attention) == (second.parameters, "sdpa, because llama has sdpa")
 
 
-def test_a_model_that_cannot_be_built_leaves_the_process_warm():
+def test_a_model_that_cannot_be_built_leaves_the_process_warm_and_a_failing_fork_is_an_error():
     trace_model(small())
     with pytest.raises(UserError, match="no_such_field"):
         trace_model(small("model.no_such_field=1"))
     assert WARM.is_warm(sys.executable)
-
-
-def test_a_fork_that_fails_is_an_error():
     with pytest.raises(UserError, match=r"cannot describe the model: TypeError: .*no_such"):
         WARM.ask(sys.executable, {"part": "inspect", "count": False, "attention": False, "no_such": 1})
 
@@ -137,13 +134,7 @@ def test_a_request_larger_than_the_sockets_buffer_can_be_given_up_while_the_proc
         thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    "traces",
-    [
-        pytest.param(False, id="while it imports"),
-        pytest.param(True, id="while it traces", marks=[pytest.mark.ci, pytest.mark.long]),
-    ],
-)
+@pytest.mark.parametrize("traces", [False, pytest.param(True, marks=[pytest.mark.ci, pytest.mark.long])])
 def test_nothing_outlives_an_app_that_is_killed(traces):
     app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
     try:

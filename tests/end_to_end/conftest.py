@@ -1,7 +1,5 @@
 """A terminal of 120 columns and 40 rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path

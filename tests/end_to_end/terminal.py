@@ -1,7 +1,5 @@
 """A real terminal: tmux with a program in it, typed into and looked at."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

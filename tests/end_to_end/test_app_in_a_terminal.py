@@ -1,18 +1,14 @@
 """The app as a person meets it: in a terminal, by keyboard, with real runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, SMALL, Cli, until
+from cli.command import COMMAND, SMALL, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event
@@ -33,23 +29,23 @@ steps = 150
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+def terminal(tmp_path, cli):
     (cli.presets / "quick.toml").write_text(QUICK)
     with closing(Terminal(tmp_path, 160, 48, cli.environment)) as opened:
         yield opened
 
 
-def results(cli: Cli) -> list[dict]:
+def results(cli):
     return [json.loads(path.read_text()) for path in sorted(cli.home.glob("runs/*/result.json"))]
 
 
-def live_steps(cli: Cli) -> int:
+def live_steps(cli):
     return sum(len(path.read_text().splitlines()) for path in cli.home.glob("runs/*/steps.jsonl"))
 
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: Terminal) -> None:
+def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli, terminal):
     terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "r run", "q quit")
     terminal.press("r")
@@ -79,18 +75,18 @@ def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: 
     assert [run["state"] for run in results(cli)] == ["finished", "finished"]
 
 
-def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> None:
+def test_ctrl_l_repaints_what_another_program_wrote_over(terminal):
     terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet", "batch_size", "q quit")
 
-    def ruined() -> None:
+    def ruined():
         # Colours, a cursor, a scroll region and text all over it, as a message of the kernel or `wall` leaves them.
         terminal.scribble(
             "\x1b[?25h\x1b[5;9r\x1b[31m" + "".join(f"\x1b[{y};1HFOREIGN{'#' * 150}" for y in range(1, 49))
         )
         terminal.until_shows("FOREIGN####", seconds=60)
 
-    def whole(*words: str) -> None:
+    def whole(*words):
         until(lambda: not re.search("FOREIGN|##", terminal.screen()), "a screen without foreign text", 60)
         terminal.until_shows(*words, seconds=60)
 
@@ -106,7 +102,7 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
     assert "FOREIGN" not in terminal.screen()
 
 
-def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cli: Cli, tmp_path: Path) -> None:
+def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cli, tmp_path):
     run_id = cli("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--detach").out.strip()
     with closing(Terminal(tmp_path, 80, 24, cli.environment)) as terminal:
         terminal.open([*COMMAND])
@@ -117,7 +113,7 @@ def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cl
     assert f"trainfast-tui attach {run_id}" in lines
 
 
-def test_plain_output_in_ascii_starts_shows_and_quits(terminal: Terminal) -> None:
+def test_plain_output_in_ascii_starts_shows_and_quits(terminal):
     terminal.open([*COMMAND, "--plain-output", "--ascii", "--preset", "quick"])
     assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
     terminal.press("p")
@@ -131,7 +127,7 @@ def test_plain_output_in_ascii_starts_shows_and_quits(terminal: Terminal) -> Non
 
 
 @pytest.mark.parametrize("no_color", ["1", ""])
-def test_no_color_leaves_the_terminals_own_two_colours(cli: Cli, tmp_path: Path, no_color: str) -> None:
+def test_no_color_leaves_the_terminals_own_two_colours(cli, tmp_path, no_color):
     environment = {**cli.environment, "NO_COLOR": no_color, "COLORFGBG": "0;15"}
     with closing(Terminal(tmp_path, 80, 24, environment)) as terminal:
         terminal.open([*COMMAND, "--preset", "tiny-llama"])

@@ -1,14 +1,10 @@
 """The best-fit search by keys alone: `B`, Enter, pause, quit, reattach, Enter takes, with real trials."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, Cli
+from cli.command import COMMAND
 from end_to_end.terminal import Terminal, needs_tmux
 
 pytestmark = [needs_tmux, pytest.mark.longest]
@@ -23,18 +19,18 @@ seq_len = 32
 
 
 @pytest.fixture(params=[(160, 48), (80, 24)], ids=["160x48", "80x24"])
-def terminal(request: pytest.FixtureRequest, tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+def terminal(request, tmp_path, cli):
     opened = Terminal(tmp_path, *request.param, cli.environment)
     yield opened
     opened.close()
 
 
-def kinds(cli: Cli) -> list[str]:
+def kinds(cli):
     (path,) = cli.home.glob("searches/*/journal.jsonl")
     return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
 
 
-def test_a_question_is_put_paused_left_found_again_answered_and_its_best_taken(cli: Cli, terminal: Terminal) -> None:
+def test_a_question_is_put_paused_left_found_again_answered_and_its_best_taken(cli, terminal):
     (cli.presets / "small.toml").write_text(SMALL)
     terminal.open([*COMMAND, "--preset", "small"])
     terminal.until_shows("No run yet", "small")

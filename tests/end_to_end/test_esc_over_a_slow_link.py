@@ -1,7 +1,5 @@
 """Esc and the key after it, as a slow link delivers them: in one piece or apart. Both reach the app, in order."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 from cli.command import until
 
@@ -38,27 +35,21 @@ PATIENCE_S = 60
 """Only an app that loses the key itself takes as long as this."""
 
 
-def received(
-    folder: Path, mode: str, gaps_s: tuple[float | None, ...] = GAPS_S
-) -> dict[tuple[str, float | None], list[str]]:
+def received(folder, mode, gaps_s=GAPS_S):
     """The keys that the app saw for each pair typed, up to the second of the pair: Esc is lost if it is not before."""
     notes = folder / f"{mode}.keys"
     notes.touch()
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "LINES": "24", "COLUMNS": "80"}
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(notes), mode],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env=environment,
-    )
+        [sys.executable, "-c", PROGRAM, str(notes), mode], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, env=environment,
+    )  # fmt: skip
     os.close(theirs)
     threading.Thread(target=_drain, args=(ours,), daemon=True).start()
     try:
         until(lambda: notes.read_text(), "the app is ready", 60)
-        found: dict[tuple[str, float | None], list[str]] = {}
+        found = {}
         for gap_s in gaps_s:
             for typed, name in TYPED.items():
                 pair = partial(_noted, notes, len(notes.read_text().split()))
@@ -71,13 +62,13 @@ def received(
         os.close(ours)
 
 
-def _noted(notes: Path, before: int) -> list[str]:
+def _noted(notes, before):
     """The keys noted after so many others, once there is one that is not Esc; plain Textual has names of its own."""
     keys = notes.read_text().split()[before:]
     return keys if keys and keys[-1] != "escape" else []
 
 
-def _type(terminal: int, typed: str, gap_s: float | None) -> None:
+def _type(terminal, typed, gap_s):
     if gap_s is None:
         os.write(terminal, f"\x1b{typed}".encode())
         return
@@ -86,7 +77,7 @@ def _type(terminal: int, typed: str, gap_s: float | None) -> None:
     os.write(terminal, typed.encode())
 
 
-def _drain(terminal: int) -> None:
+def _drain(terminal):
     try:
         while os.read(terminal, 65536):
             pass
@@ -94,12 +85,12 @@ def _drain(terminal: int) -> None:
         pass
 
 
-def test_neither_esc_nor_the_key_after_it_is_lost(tmp_path: Path) -> None:
+def test_neither_esc_nor_the_key_after_it_is_lost(tmp_path):
     for (name, gap_s), keys in received(tmp_path, "ours").items():
         assert keys == ["escape", name], (name, gap_s)
 
 
-def test_textual_alone_loses_esc_before_all_but_letters(tmp_path: Path) -> None:
+def test_textual_alone_loses_esc_before_all_but_letters(tmp_path):
     """The reason to keep a parser of our own: should this fail, Textual has learnt it and ours can go."""
     found = received(tmp_path, "plain", gaps_s=(None,))
     assert {name for (name, _), keys in found.items() if "escape" in keys} == {"j", "Q"}

@@ -1,15 +1,12 @@
 """A GPU that is lost and comes back while a run trains and the app is open."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 import shared_object
 from scenario import Scenario
 
-from cli.command import COMMAND, SMALL, Cli, until
+from cli.command import COMMAND, SMALL, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event
@@ -19,7 +16,7 @@ pytestmark = [needs_tmux, pytest.mark.long]
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0+1+2"]
 
 
-def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cli, tmp_path: Path) -> None:
+def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli, tmp_path):
     scenario = Scenario(origin_ns=time.monotonic_ns())
     script = scenario.write(tmp_path / "scenario")
     (tmp_path / "nvml").mkdir()
@@ -28,11 +25,11 @@ def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cl
     run_id = cli("run", "tiny-llama", *SMALL, *ENDLESS, "--detach", **machine).out.strip()
     directory = cli.home / "runs" / run_id
 
-    def changes() -> list[tuple[str, int | None]]:
+    def changes():
         events = read_all(directory / "events.jsonl", Event)[0]
         return [(event.kind, event.device) for event in events if event.kind.startswith("gpu_")]
 
-    def while_lost() -> list[Tick]:
+    def while_lost():
         return [tick for tick in read_all(directory / "telemetry.jsonl", Tick)[0] if tick.devices[1].error]
 
     terminal = Terminal(tmp_path, 160, 48, {**cli.environment, **machine})

@@ -1,21 +1,19 @@
 """A script of one's own as a person meets it: `o`, its flags, its preset, a real run of it, and a batch search."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
 
 import pytest
 
-from cli.command import COMMAND, Cli
-from end_to_end.terminal import Terminal, needs_tmux
+from cli.command import COMMAND
+from end_to_end.terminal import needs_tmux
 from own_scripts.conftest import SCRIPTS
 
 pytestmark = [needs_tmux, pytest.mark.long, pytest.mark.ci]
 
 
-def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, terminal: Terminal) -> None:
+def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli, terminal):
     terminal.open([*COMMAND])
     terminal.until_shows("No run yet", "o script")
     terminal.press("o")

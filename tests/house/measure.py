@@ -4,8 +4,6 @@ Lines are all lines of the Python files. An import edge is one module that impor
 file, for type checkers too. Fails if a figure is over its budget.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -103,12 +101,9 @@ def words_share(files: Iterable[Path]) -> float:
         total += len(path.read_text().splitlines())
         rows: set[int] = set()
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                rows.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    rows.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         with tokenize.open(path) as file:
             rows.update(
                 token.start[0] for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT

@@ -3,20 +3,16 @@
 The copy trains, lists, refuses and exports what was added, and no other file of it differs from the original.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sysconfig
 import venv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli, Done
+from cli.command import Cli
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "runner/trainfast_runner"
@@ -29,7 +25,7 @@ SMALL = (
 )
 
 
-def run(*settings: str) -> list[str]:
+def run(*settings):
     """The command line of a run of a small model."""
     return ["run", "tiny-llama", *(word for one in (*SMALL, *settings) for word in ("--set", one)), "--json"]
 
@@ -42,25 +38,25 @@ class House:
     cache: Path
 
     @property
-    def source(self) -> Path:
+    def source(self):
         """The folder that holds the copy's runner, tui and presets."""
         return self.folder / "source"
 
-    def add_entry(self, file: str, table: str, entry: str) -> None:
+    def add_entry(self, file, table, entry):
         """Put an entry first in one of a file's tables, which begins with the line `table`."""
         path = self.source / file
         before, begin, after = path.read_text().partition(f"{table}\n")
         assert begin, f"{file} has no line {table!r}"
         path.write_text(before + begin + entry + after)
 
-    def answers(self, *commands: Sequence[str]) -> list[Done]:
+    def answers(self, *commands):
         """How several command lines of the copy end, run one after the other."""
         cli = Cli(self.folder / "home", self.folder / "config", self.cache)
         python = str(self.folder / "env" / "bin" / "python")
         command = [python, "-P", "-m", "trainfast_tui.cli"]
         return [cli.cold(*words, command=command, PYTHONPATH="") for words in commands]
 
-    def trained(self, *settings: str) -> dict[str, Any]:
+    def trained(self, *settings):
         """The result of a run that finished."""
         [answer] = self.answers(run(*settings))
         assert answer.code == 0, answer
@@ -68,13 +64,13 @@ class House:
         assert (result["state"], result["steps"]) == ("finished", {"measured": 2, "warmup": 1})
         return result
 
-    def exported(self, *forms: str) -> list[str]:
+    def exported(self, *forms):
         """The last run in some of the forms of export."""
         answers = self.answers(*(["export", "last", "--to", form] for form in forms))
         assert [answer.code for answer in answers] == [0] * len(answers), answers
         return [answer.out for answer in answers]
 
-    def changed(self) -> set[str]:
+    def changed(self):
         """Files of the copy that the original has not, or has otherwise."""
         files = (path for path in self.source.rglob("*") if path.is_file() and path.suffix != ".pyc")
         copies = {path.relative_to(self.source) for path in files}
@@ -85,7 +81,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, cache: Path) -> House:
+def house(tmp_path, cache):
     """A fresh copy."""
     for part in ("runner", "tui", "presets"):
         shutil.copytree(ROOT / part, tmp_path / "source" / part)
@@ -185,7 +181,7 @@ def rate_at(step: int, knobs: Knobs) -> float:
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_a_strategy_an_optimizer_and_a_knob_are_one_entry_and_their_handling(house: House) -> None:
+def test_a_strategy_an_optimizer_and_a_knob_are_one_entry_and_their_handling(house):
     for (file, table), entry in ENTRIES.items():
         house.add_entry(file, table, entry)
     for file, text in HANDLING.items():

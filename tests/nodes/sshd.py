@@ -4,8 +4,6 @@ Debian's sshd is taken where it is installed; else apt downloads its packages, c
 checksums, and they are unpacked, not installed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pwd
@@ -84,16 +82,10 @@ def running(folder: Path) -> Iterator[Sshd]:
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
     port = _free_port()
     server_lines = {
-        "ListenAddress": f"127.0.0.1:{port}",
-        "HostKey": folder / "host_key",
-        "AuthorizedKeysFile": folder / "authorized_keys",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "KbdInteractiveAuthentication": "no",
-        "MaxStartups": "100",
-    }
+        "ListenAddress": f"127.0.0.1:{port}", "HostKey": folder / "host_key",
+        "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": "none", "StrictModes": "no", "UsePAM": "no",
+        "PasswordAuthentication": "no", "KbdInteractiveAuthentication": "no", "MaxStartups": "100",
+    }  # fmt: skip
     (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in server_lines.items()))
     _write_client(folder, port)
     command = [str(sshd), "-D", "-e", "-f", str(folder / "sshd_config")]

@@ -1,18 +1,14 @@
 """`doctor --hosts`: two nodes here, one of them behind a real sshd, and hosts unlike the others."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cli.command import Cli, Done, until
-from nodes.sshd import Sshd
+from cli.command import until
 
 OTHER_MACHINE = """
 import importlib.metadata, time
@@ -34,20 +30,20 @@ exec unshare -rm sh -c 'mount -t tmpfs tmpfs "$1" && exec sh -c "$2"' sh '{home}
 pytestmark = pytest.mark.xdist_group("doctor-hosts")
 
 
-def findings(done: Done, name: str) -> list[tuple[str, str]]:
+def findings(done, name):
     """State and sentence of each finding of this name."""
     assert done.code == 0, done.err
     return [(check["state"], check["finding"]) for check in done.json["checks"] if check["name"] == name]
 
 
-def agents() -> list[int]:
+def agents():
     """The pids of all that `doctor --hosts` starts."""
     words = ("machine.host_checks", "programs/all_reduce.py")
     found = psutil.process_iter(["cmdline"])
     return [one.pid for one in found if any(word in " ".join(one.info["cmdline"] or []) for word in words)]
 
 
-def test_two_hosts_that_are_alike(cli: Cli, sshd: Sshd) -> None:
+def test_two_hosts_that_are_alike(cli, sshd):
     done = cli("doctor", "--hosts", f"local,{sshd.name}", "--json", TRAINFAST_SSH=sshd.ssh)
     assert done.json["healthy"], done.out
     ways = [sentence.split(" in ")[0] for _, sentence in findings(done, "reachable")]
@@ -68,7 +64,7 @@ def test_two_hosts_that_are_alike(cli: Cli, sshd: Sshd) -> None:
     until(lambda: not agents(), "the end of all that was started", 10)
 
 
-def test_hosts_that_cannot_be_reached_are_named_in_one_line_each(cli: Cli, sshd: Sshd, tmp_path: Path) -> None:
+def test_hosts_that_cannot_be_reached_are_named_in_one_line_each(cli, sshd, tmp_path):
     hosts = "local,no.such.host.invalid,nokey,refused"
     done = cli("doctor", "--hosts", hosts, "--json", TRAINFAST_SSH=sshd.ssh)
     assert not done.json["healthy"]
@@ -87,11 +83,9 @@ def test_hosts_that_cannot_be_reached_are_named_in_one_line_each(cli: Cli, sshd:
     assert "Runs cannot start over these hosts" in done.out
 
 
-def test_a_host_unlike_the_others_is_refused_for_each_difference(cli: Cli, tmp_path: Path) -> None:
+def test_a_host_unlike_the_others_is_refused_for_each_difference(cli, tmp_path):
     """Another torch, two minutes, no shared home, fewer GPUs than slots: all without starting torch."""
-    if subprocess.run(
-        ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True
-    ).returncode:
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "x", str(tmp_path)], capture_output=True).returncode:
         pytest.skip("no namespaces here")
     (tmp_path / "sitecustomize.py").write_text(OTHER_MACHINE)
     ssh = tmp_path / "ssh"
@@ -116,14 +110,14 @@ def test_a_host_unlike_the_others_is_refused_for_each_difference(cli: Cli, tmp_p
 
 
 @pytest.mark.parametrize("arguments", [["--hosts", "a b"], ["--hosts", "local", "--calibrate"]])
-def test_input_that_cannot_be_used_is_refused(cli: Cli, arguments: list[str]) -> None:
+def test_input_that_cannot_be_used_is_refused(cli, arguments):
     assert "--hosts" in cli("doctor", *arguments).refused()
 
 
-def test_nothing_is_left_of_a_doctor_that_was_killed(cli: Cli, sshd: Sshd) -> None:
+def test_nothing_is_left_of_a_doctor_that_was_killed(cli, sshd):
     started = cli.start("doctor", "--hosts", f"local,{sshd.name}", "--json", TRAINFAST_SSH=sshd.ssh)
 
-    def ranks() -> int:
+    def ranks():
         found = psutil.process_iter(["cmdline"])
         return sum("programs/all_reduce.py" in " ".join(one.info["cmdline"] or []) for one in found)
 

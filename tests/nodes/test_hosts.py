@@ -1,29 +1,23 @@
 """The list of hosts, the ssh command, and the sentence for each of its faults, with a real sshd."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from nodes.sshd import Sshd
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.hosts import Host, host_argv, module_argv, parse_hosts, ssh_failure
 
 
-def test_a_list_of_names_and_a_hostfile(tmp_path: Path) -> None:
+def test_a_list_of_names_and_a_hostfile(tmp_path):
     assert parse_hosts("a, me@b.c:x") == (Host("a", None), Host("me@b.c:x", None))
     assert [host.is_local for host in parse_hosts("local,local")] == [True, True]
     (tmp_path / "hosts").write_text("# two boxes\n\nbox1 slots=4  # the large one\nlocal\nlocal slots=2\n")
     assert parse_hosts(str(tmp_path / "hosts")) == (Host("box1", 4), Host("local", None), Host("local", 2))
 
 
-@pytest.mark.parametrize(
-    "text", ["", ",", "a,,b", "-oProxyCommand=x,b", "a b", "a,a", "/nowhere/hosts", "[red]", "a;b"]
-)
-def test_a_list_that_cannot_be_used_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", ",", "a,,b", "-oProxyCommand=x,b", "a b", "a,a", "/no/hosts", "[red]", "a;b"])
+def test_a_list_that_cannot_be_used_is_refused(text):
     with pytest.raises(UserError) as refused:
         parse_hosts(text)
     assert "--hosts" in refused.value.line()
@@ -41,7 +35,7 @@ def test_a_list_that_cannot_be_used_is_refused(text: str) -> None:
         ("# nothing", "hosts: ", "box1 slots=4"),
     ],
 )
-def test_a_malformed_hostfile_is_refused_with_its_line(tmp_path: Path, text: str, where: str, allowed: str) -> None:
+def test_a_malformed_hostfile_is_refused_with_its_line(tmp_path, text, where, allowed):
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UserError) as refused:
         parse_hosts(str(tmp_path / "hosts"))
@@ -49,12 +43,12 @@ def test_a_malformed_hostfile_is_refused_with_its_line(tmp_path: Path, text: str
     assert allowed in refused.value.line()
 
 
-def on(host: str, *argv: str) -> subprocess.CompletedProcess[str]:
+def on(host, *argv):
     """Run a command on a host."""
     return subprocess.run(host_argv(Host(host, None), argv), capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
-def test_a_command_keeps_its_words_on_the_other_side(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_keeps_its_words_on_the_other_side(sshd, monkeypatch):
     monkeypatch.setenv("TRAINFAST_SSH", sshd.ssh)
     words = ["a b", "$HOME", "'", "é", "*"]
     for host in ("local", sshd.name, sshd.second):
@@ -64,7 +58,7 @@ def test_a_command_keeps_its_words_on_the_other_side(sshd: Sshd, monkeypatch: py
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_each_fault_of_ssh_is_one_sentence(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_of_ssh_is_one_sentence(sshd, monkeypatch):
     monkeypatch.setenv("TRAINFAST_SSH", sshd.ssh)
     for host, argv, sentence in (
         ("no.such.host.invalid", ["true"], "no.such.host.invalid is unknown"),
@@ -82,14 +76,11 @@ def test_each_fault_of_ssh_is_one_sentence(sshd: Sshd, monkeypatch: pytest.Monke
         assert text.isprintable()
 
 
-def test_a_dropped_connection_and_a_lost_ssh_have_their_sentence() -> None:
+def test_a_dropped_connection_a_lost_ssh_and_one_that_is_no_command_have_their_sentence(monkeypatch):
     host = Host("box1", None)
     dropped = "ssh: connect to host box1 port 22: Connection timed out\r\n"
     assert "a firewall drops the connection" in ssh_failure(host, 255, dropped)
     assert ssh_failure(host, -9, "") == "the command on box1 was ended by SIGKILL"
-
-
-def test_an_ssh_that_is_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("'", "/nowhere/ssh -F x"):
         monkeypatch.setenv("TRAINFAST_SSH", command)
         with pytest.raises(UserError):

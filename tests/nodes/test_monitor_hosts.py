@@ -1,7 +1,5 @@
 """`monitor --hosts`: this machine and one behind a real sshd, hosts that fail, and the end of all children."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,12 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.command import COMMAND, Cli, until
+from cli.command import COMMAND, until
 from end_to_end.terminal import Terminal, needs_tmux
-from nodes.sshd import Sshd
 
 
-def monitors_of(marker: str) -> list[int]:
+def monitors_of(marker):
     """The pids of all monitors, children and remote ones, that were started with this interval."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
@@ -27,7 +24,7 @@ def monitors_of(marker: str) -> list[int]:
     return found
 
 
-def test_each_host_has_its_readings_or_its_reason(cli: Cli, sshd: Sshd) -> None:
+def test_each_host_has_its_readings_or_its_reason(cli, sshd):
     done = cli("monitor", "--hosts", f"local,{sshd.name},refused", "--once", "--json", TRAINFAST_SSH=sshd.ssh)
     assert done.code == 0, done.err
     hosts, missing = done.json["hosts"], done.json["missing"]
@@ -44,15 +41,13 @@ def test_each_host_has_its_readings_or_its_reason(cli: Cli, sshd: Sshd) -> None:
     assert no_gpu.startswith(f"no GPU on local, on {sshd.name}: no NVIDIA driver here")
 
 
-def test_devices_are_named_after_their_host(cli: Cli, nvml_library: Path) -> None:
+def test_devices_are_named_after_their_host(cli, nvml_library):
     done = cli("monitor", "--hosts", "local,local", "--once", LD_LIBRARY_PATH=str(nvml_library), NVML_STAND_IN_GPUS="2")
     assert [line.split()[0] for line in done.out.splitlines()] == ["local", "local:0", "local:1"]
 
 
 @needs_tmux
-def test_the_screen_is_that_of_monitor_with_a_column_of_hosts(
-    cli: Cli, sshd: Sshd, nvml_library: Path, tmp_path: Path
-) -> None:
+def test_the_screen_is_that_of_monitor_with_a_column_of_hosts(cli, sshd, nvml_library, tmp_path):
     environment = {"TRAINFAST_SSH": sshd.ssh, "LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "24"}
     interval = "0.3222"
     with closing(Terminal(tmp_path, 80, 24, {**cli.environment, **environment})) as terminal:
@@ -67,19 +62,19 @@ def test_the_screen_is_that_of_monitor_with_a_column_of_hosts(
     until(lambda: not monitors_of(interval), "the end of all children", 10)
 
 
-def test_no_host_at_all_is_exit_code_4(cli: Cli, sshd: Sshd) -> None:
+def test_no_host_at_all_is_exit_code_4(cli, sshd):
     done = cli("monitor", "--hosts", "nokey", "--once", "--json", TRAINFAST_SSH=sshd.ssh)
     assert done.code == 4
     assert done.json["missing"]["nokey"].startswith("nokey takes no key of yours")
 
 
 @pytest.mark.parametrize("hosts", ["", "-oX=y", "a,a", "/nowhere/hosts"])
-def test_a_list_that_cannot_be_used_is_refused(cli: Cli, hosts: str) -> None:
+def test_a_list_that_cannot_be_used_is_refused(cli, hosts):
     assert "--hosts" in cli("monitor", f"--hosts={hosts}", "--once").refused()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_all_children_end_with_the_command(cli: Cli, sshd: Sshd, number: signal.Signals) -> None:
+def test_all_children_end_with_the_command(cli, sshd, number):
     interval = f"0.{3000 + number}"
     hosts = f"local,{sshd.name}"
     started = cli.start("monitor", "--json", "--interval", interval, "--hosts", hosts, TRAINFAST_SSH=sshd.ssh)
@@ -94,12 +89,12 @@ def test_all_children_end_with_the_command(cli: Cli, sshd: Sshd, number: signal.
     until(lambda: not monitors_of(interval), "the end of all children", 10)
 
 
-def test_a_host_that_was_gone_is_followed_again(cli: Cli, sshd: Sshd) -> None:
+def test_a_host_that_was_gone_is_followed_again(cli, sshd):
     interval = "0.3111"
     started = cli.start("monitor", "--json", f"--interval={interval}", "--hosts", sshd.name, TRAINFAST_SSH=sshd.ssh)
     assert started.process.stdout is not None
 
-    def next_with(value: bool) -> dict[str, dict[str, str]]:
+    def next_with(value):
         assert started.process.stdout is not None
         while bool((line := json.loads(started.process.stdout.readline()))["hosts"][sshd.name]) is not value:
             pass
@@ -117,9 +112,7 @@ def test_a_host_that_was_gone_is_followed_again(cli: Cli, sshd: Sshd) -> None:
     until(lambda: not monitors_of(interval), "the end of all children", 10)
 
 
-def test_a_silent_host_is_named_and_tried_again(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_host_is_named_and_tried_again(cli, tmp_path, monkeypatch, capsys):
     """An ssh whose connection hangs after a while prints nothing and does not end."""
     from trainfast_runner.machine.hosts import Host
     from trainfast_tui.cli import monitor_hosts

@@ -1,26 +1,20 @@
 """Runs on two nodes of this machine (`local,local`): what ran, and how each fault ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from cli.command import SMALL, Cli, until
-from nodes.sshd import Sshd
+from cli.command import SMALL, until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.hosts import Host
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running import placing
@@ -30,20 +24,19 @@ NAMED_WITHIN_S = 15.0
 """The promise: a fault has a named outcome within this."""
 
 
-def result_of(cli: Cli, *words: str) -> Any:
+def result_of(cli, *words):
     done = cli("run", "tiny-llama", *DDP, *words, "--json")
     assert done.code == 0, done.err
     return done.json
 
 
-def test_two_nodes_train_as_one_device_with_the_batches_of_both(cli: Cli) -> None:
+def test_two_nodes_train_as_one_device_with_the_batches_of_both(cli):
     apart = result_of(cli, "--hosts", "local,local", "--set", "steps=6")
     alone = "strategy=single", "devices=cpu", "batch_size=4", "steps=6"
     together = result_of(cli, *(word for setting in alone for word in ("--set", setting)))
     assert apart["actual"]["nodes"] == 2
     assert together["actual"]["nodes"] == 1
-    assert apart["actual"]["world_size"] == 2
-    assert apart["loss"] == pytest.approx(together["loss"], rel=1e-6)
+    assert (apart["actual"]["world_size"], apart["loss"]) == (2, pytest.approx(together["loss"], rel=1e-6))
     # The other node's ranks are no stranger's.
     assert apart["conditions"]["others_cpu_percent"] is None
 
@@ -51,10 +44,10 @@ def test_two_nodes_train_as_one_device_with_the_batches_of_both(cli: Cli) -> Non
 class Live:
     """A live run of two nodes, and its processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.directory = directory
 
-    def processes(self) -> dict[str, psutil.Process]:
+    def processes(self):
         """The supervisors, agents and ranks of both nodes, by name and node."""
         found = {}
         for process in psutil.process_iter():
@@ -72,14 +65,14 @@ class Live:
                 found[f"rank of node {variables.get('TRAINFAST_NODE')}"] = process
         return found
 
-    def await_(self, condition: Callable[[], bool], within_s: float) -> float:
+    def await_(self, condition, within_s):
         began_s = time.monotonic()
         while not condition():
             assert time.monotonic() < began_s + within_s, sorted(self.processes())
             time.sleep(0.1)
         return time.monotonic() - began_s
 
-    def result(self) -> Result:
+    def result(self):
         """The result, once it is there within the promise and nothing is left."""
         self.await_(lambda: read_result(self.directory) is not None and not self.processes(), NAMED_WITHIN_S)
         result = read_result(self.directory)
@@ -88,7 +81,7 @@ class Live:
 
 
 @contextmanager
-def live_run(cli: Cli, hosts: str) -> Iterator[Live]:
+def live_run(cli, hosts):
     """A run on these hosts once it trains."""
     done = cli("run", "tiny-llama", "--hosts", hosts, *DDP, "--set", "steps=100000", "--detach")
     assert done.code == 0, done.err
@@ -116,7 +109,7 @@ FAULTS = {
     # A rank of node 0 ends the run as one of node 1 does.
     [pytest.param(name, marks=pytest.mark.long) if name == "rank of node 0" else name for name in FAULTS],
 )
-def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(cli: Cli, victim: str) -> None:
+def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(cli, victim):
     with live_run(cli, "local,local") as run:
         processes = run.processes()
         assert set(processes) == set(FAULTS)
@@ -127,12 +120,12 @@ def test_a_killed_process_has_a_named_outcome_and_leaves_nothing(cli: Cli, victi
 
 
 @pytest.fixture
-def ssh(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
+def ssh(sshd, monkeypatch):
     monkeypatch.setenv("TRAINFAST_SSH", sshd.ssh)
     return sshd
 
 
-def test_a_run_over_ssh_outlives_its_connections_and_stop_ends_every_node(cli: Cli, ssh: Sshd) -> None:
+def test_a_run_over_ssh_outlives_its_connections_and_stop_ends_every_node(cli, ssh):
     with live_run(cli, f"local,{ssh.name}") as run:
         assert not psutil.Process(ssh.pid).children(recursive=True)  # nothing holds the connection
         assert cli("stop", run.directory.name).code == 0
@@ -140,7 +133,7 @@ def test_a_run_over_ssh_outlives_its_connections_and_stop_ends_every_node(cli: C
         assert (result.state, result.actual and result.actual.nodes) == ("stopped", 2)
 
 
-def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli: Cli, ssh: Sshd, tmp_path: Path) -> None:
+def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli, ssh, tmp_path):
     # An ssh that is killed with its session as soon as it places a supervisor.
     killed = tmp_path / "killed-ssh"
     killed.write_text(f'#!/bin/sh\ncase "$*" in *supervisor*) kill -9 $$;; esac\nexec {ssh.ssh} "$@"\n')
@@ -156,7 +149,7 @@ def test_ssh_killed_while_it_places_a_node_is_named_and_leaves_nothing(cli: Cli,
 @pytest.mark.parametrize(
     ("hosts", "words"), [("local,nowhere.invalid", "is unknown"), ("local,-oProxyCommand=x", "is not a host name")]
 )
-def test_a_host_that_cannot_take_part_is_refused(cli: Cli, hosts: str, words: str) -> None:
+def test_a_host_that_cannot_take_part_is_refused(cli, hosts, words):
     assert words in cli("run", "tiny-llama", *DDP, "--hosts", hosts).refused()
     assert not Home(cli.home).run_ids()
 
@@ -174,10 +167,10 @@ UNLIKE = {
 
 
 @pytest.fixture
-def stand_in_ssh(tmp_path: Path) -> Callable[..., dict[str, str]]:
+def stand_in_ssh(tmp_path):
     """The variable of an ssh to this machine, with another start of Python, a changed answer and ssh's variable."""
 
-    def variable(start: str, change: str = "", connection: str = "") -> dict[str, str]:
+    def variable(start, change="", connection=""):
         (tmp_path / "sitecustomize.py").write_text(start)
         ssh = tmp_path / "ssh"
         exports = f"export PYTHONPATH={tmp_path} SSH_CONNECTION='{connection}'"
@@ -189,9 +182,7 @@ def stand_in_ssh(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 
 @pytest.mark.parametrize("difference", UNLIKE)
-def test_a_host_unlike_the_others_is_refused_before_anything_starts(
-    cli: Cli, stand_in_ssh: Callable[..., dict[str, str]], difference: str
-) -> None:
+def test_a_host_unlike_the_others_is_refused_before_anything_starts(cli, stand_in_ssh, difference):
     start, change, words = UNLIKE[difference]
     line = cli("run", "tiny-llama", *DDP, "--hosts", "local,box1", **stand_in_ssh(start, change)).refused()
     assert all(part in line for part in ["host box1: ", *words]), line
@@ -199,10 +190,8 @@ def test_a_host_unlike_the_others_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("gpus", [4, 0])
-def test_a_node_with_fewer_gpus_than_slots_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
-) -> None:
-    def facts(request: placing.HostRequest, count: int = 8) -> placing.HostFacts:
+def test_a_node_of_fewer_gpus_than_slots_is_refused(tmp_path, monkeypatch, gpus):
+    def facts(request, count=8):
         readings = [DeviceReading(index=index, uuid=f"GPU-{index}") for index in range(count)]
         return placing.HostFacts("here", "boot", 0, Path(request.nonce).read_text(), {"torch": "2"}, readings)
 
@@ -214,7 +203,7 @@ def test_a_node_with_fewer_gpus_than_slots_is_refused(
 
 
 @pytest.mark.parametrize(("name", "words"), [("nokey", "takes no key of yours"), ("refused", "refuses the connection")])
-def test_a_host_that_ssh_does_not_reach_is_refused(cli: Cli, ssh: Sshd, name: str, words: str) -> None:
+def test_a_host_that_ssh_does_not_reach_is_refused(cli, ssh, name, words):
     assert f"{name} {words}" in cli("run", "tiny-llama", *DDP, "--hosts", f"local,{name}").refused()
     assert not Home(cli.home).run_ids()
 
@@ -228,9 +217,7 @@ socket.create_connection = create_connection
 """The Python of a machine whose packets a firewall drops."""
 
 
-def test_a_firewall_is_named_before_the_run_and_at_its_start(
-    cli: Cli, stand_in_ssh: Callable[..., dict[str, str]]
-) -> None:
+def test_a_firewall_is_named_before_the_run_and_at_start(cli, stand_in_ssh):
     words = "run", "tiny-llama", *DDP, "--hosts", "local,box1"
     line = cli(*words, **stand_in_ssh(DROPPED, connection="127.0.0.1 1 127.0.0.1 22")).refused()
     assert "host box1: it cannot reach 127.0.0.1 port " in line
@@ -257,7 +244,7 @@ if "torch.distributed.run" in sys.orig_argv and os.environ.get("TRAINFAST_NODE")
 """A Python in which node 0's torchrun waits before it starts."""
 
 
-def test_the_port_is_kept_for_torchrun_and_who_takes_it_by_force_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_the_port_is_kept_for_torchrun_and_who_takes_it_by_force_is_named(cli, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WAITING.format(folder=tmp_path))
     started = cli.start("run", "tiny-llama", *DDP, "--hosts", "local,local", PYTHONPATH=str(tmp_path))
     until((tmp_path / "port").exists, "torchrun on node 0", 60)
@@ -277,7 +264,7 @@ def test_the_port_is_kept_for_torchrun_and_who_takes_it_by_force_is_named(cli: C
 VARIED = [*DDP, "--hosts", "local,local", "--vary", "batch_size=2,4", "--vary", "strategy=single,ddp"]
 
 
-def test_every_candidate_of_a_search_is_a_run_on_all_nodes(cli: Cli) -> None:
+def test_every_candidate_of_a_search_is_a_run_on_all_nodes(cli):
     space = cli("search", "best", "tiny-llama", *VARIED, "--global-batch", "8", "--dry-run", "--json").json
     assert (space["candidates"], space["legal"], space["global_batch"]) == (4, 2, 8)
     line = cli("search", "max-batch", "tiny-llama", "--hosts", "local,local").refused()
@@ -292,7 +279,7 @@ def test_every_candidate_of_a_search_is_a_run_on_all_nodes(cli: Cli) -> None:
         ["best", "tiny-llama", *VARIED, "--global-batch", "8", "--budget", "60s"],
     ],
 )
-def test_a_search_tries_and_confirms_on_all_nodes(cli: Cli, words: list[str]) -> None:
+def test_a_search_tries_and_confirms_on_all_nodes(cli, words):
     done = cli("search", *words, "--json")
     assert done.code == 0, done.err
     home = Home(cli.home)

@@ -4,25 +4,8 @@ import ctypes
 import queue
 import time
 
-from stand_in_machine import (
-    FIRST_HANDLE,
-    FIRST_INSTANCE,
-    GPU_IS_LOST,
-    INSUFFICIENT_SIZE,
-    INVALID_ARGUMENT,
-    MAX_INSTANCES,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-    SUCCESS,
-    SW_THERMAL,
-    TIMEOUT,
-    gpu_call,
-    gpu_of,
-    is_lost,
-    machine_call,
-    put,
-    temperature_of,
-)
+import stand_in_machine
+from stand_in_machine import FIRST_HANDLE, NOT_SUPPORTED, SUCCESS, gpu_call, machine_call, put, temperature_of
 
 XID = 0x8
 
@@ -57,14 +40,15 @@ def _count(machine, count):
 
 @machine_call("nvmlDeviceGetHandleByIndex_v2")
 def _handle(machine, index, device):
-    if is_lost(machine.gpus[index.value], machine.clock()):
-        return GPU_IS_LOST
+    if stand_in_machine.is_lost(machine.gpus[index.value], machine.clock()):
+        return stand_in_machine.GPU_IS_LOST
     ctypes.c_void_p.from_buffer(device._obj).value = FIRST_HANDLE + index.value
     return SUCCESS
 
 
 def _put_instance(device, index, place):
-    ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MAX_INSTANCES + place
+    first = stand_in_machine.FIRST_INSTANCE + index * stand_in_machine.MAX_INSTANCES
+    ctypes.c_void_p.from_buffer(device._obj).value = first + place
     return SUCCESS
 
 
@@ -72,14 +56,14 @@ def _put_instance(device, index, place):
 def _instance_handle(machine, parent, place, device):
     index = (ctypes.cast(parent, ctypes.c_void_p).value or 0) - FIRST_HANDLE
     if place.value >= len(machine.gpus[index].instances):
-        return NOT_FOUND
+        return stand_in_machine.NOT_FOUND
     return _put_instance(device, index, place.value)
 
 
 @machine_call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
 def _parent_handle(machine, instance, device):
-    number = (ctypes.cast(instance, ctypes.c_void_p).value or 0) - FIRST_INSTANCE
-    return _handle(machine, ctypes.c_uint(number // MAX_INSTANCES), device)
+    number = (ctypes.cast(instance, ctypes.c_void_p).value or 0) - stand_in_machine.FIRST_INSTANCE
+    return _handle(machine, ctypes.c_uint(number // stand_in_machine.MAX_INSTANCES), device)
 
 
 def _give_text(name, field):
@@ -103,11 +87,11 @@ def _energy_mj(gpu, seconds):
 
 
 def _throttle_reasons(gpu, seconds):
-    return gpu.reasons | (SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0)
+    return gpu.reasons | (stand_in_machine.SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0)
 
 
 FIGURES = {
-    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: MAX_INSTANCES if gpu.mig else 0,
+    "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: stand_in_machine.MAX_INSTANCES if gpu.mig else 0,
     "nvmlDeviceGetFanSpeed": lambda gpu, _: gpu.fan,
     "nvmlDeviceGetPowerUsage": lambda gpu, _: gpu.power_mw,
     "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: gpu.limit_mw,
@@ -241,7 +225,7 @@ def _processes(gpu, _seconds, count, array):
     room = count._obj.value if array is not None else 0
     count._obj.value = max(len(gpu.processes), gpu.claimed_processes)
     if room < count._obj.value:
-        return INSUFFICIENT_SIZE
+        return stand_in_machine.INSUFFICIENT_SIZE
     for entry, (pid, used) in zip(array or (), gpu.processes.items(), strict=False):
         entry.pid, entry.usedGpuMemory = pid, used
     return SUCCESS
@@ -257,7 +241,7 @@ def _wait(machine, _set, event, timeout_ms):
     try:
         position, number = machine.xids.get(timeout=timeout_ms.value / 1000)
     except queue.Empty:
-        return TIMEOUT
+        return stand_in_machine.TIMEOUT
     ctypes.c_void_p.from_buffer(event._obj.device).value = FIRST_HANDLE + position
     event._obj.eventType, event._obj.eventData = XID, number
     return SUCCESS
@@ -271,19 +255,19 @@ def _pci_info(gpu, _seconds, info):
 
 @machine_call("nvmlDeviceGetTopologyCommonAncestor")
 def _common_ancestor(machine, one, other, level):
-    a, b = (gpu_of(machine, handle) for handle in (one, other))
+    a, b = (stand_in_machine.gpu_of(machine, handle) for handle in (one, other))
     return put(level, 30 if a.node == b.node else 50)
 
 
 @machine_call("nvmlDeviceGetP2PStatus")
 def _peer_status(machine, one, other, _capability, status):
-    return put(status, max(gpu_of(machine, handle).peer_access for handle in (one, other)))
+    return put(status, max(stand_in_machine.gpu_of(machine, handle).peer_access for handle in (one, other)))
 
 
 @gpu_call("nvmlDeviceGetNvLinkState")
 def _link_state(gpu, _seconds, link, is_active):
     if link >= len(gpu.links):
-        return INVALID_ARGUMENT if gpu.links else NOT_SUPPORTED
+        return stand_in_machine.INVALID_ARGUMENT if gpu.links else NOT_SUPPORTED
     return put(is_active, int(gpu.links[link] is not None))
 
 

@@ -12,13 +12,9 @@ pytestmark = pytest.mark.long
 
 NEWEST = "newest"
 VERSIONS = ("12.535.161", "12.575.51", "13.590.48", NEWEST)
-SUITES = (
-    "test_nvml_readings.py",
-    "test_nvml_failures.py",
-    "test_field_values.py",
-    "test_topology.py",
-    "test_nvml_whole_process.py",
-)
+SUITES = [
+    f"test_{name}.py" for name in ["nvml_readings", "nvml_failures", "field_values", "topology", "nvml_whole_process"]
+]
 """The tests that go through the binding; the rest of this folder does not depend on it."""
 RUN = """
 import pathlib, sys, pynvml, pytest

@@ -47,16 +47,17 @@ def test_the_machine_is_read_for_real():
     assert 0 < tick.sample_us * 1000 <= time.monotonic_ns() - began_ns
 
 
-def test_the_first_reading_has_no_rate_and_says_why():
+def test_the_first_reading_has_no_rate_and_what_is_null_has_the_same_reason_in_each_tick(monkeypatch):
     reading, missing = HostReader().read()
     assert reading.cpu_percent is None
     assert "two readings" in missing["host.cpu_percent"]
-
-
-def test_what_is_null_has_a_reason():
     tick = take_tick(settle_s=0.05)
     for name in ("temperature_c", "disk_read_bytes", "network_received_bytes"):
         assert getattr(tick.host, name) is not None or f"host.{name}" in tick.missing
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
+    reader = HostReader()
+    reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]
+    assert reasons == ["no processor temperature sensor is visible"] * 2
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_percent_is_of_the_time_between_two_readings(monkeypatch, before, no
 Counted = namedtuple("Counted", ["bytes_recv", "bytes_sent", "read_bytes", "write_bytes"], defaults=(0, 0))
 
 
-def test_network_interfaces_other_than_loopback_are_summed(monkeypatch):
+def test_network_interfaces_but_loopback_and_whole_disks_are_summed(monkeypatch, tmp_path):
     counters = {"lo": Counted(999, 999)}
     monkeypatch.setattr(psutil, "net_io_counters", lambda pernic, nowrap: counters)
     reading, missing = HostReader().read()
@@ -83,9 +84,6 @@ def test_network_interfaces_other_than_loopback_are_summed(monkeypatch):
     counters |= {"eth0.12": Counted(5_000_000_000, 40), "ib0": Counted(1, 2)}
     reading, _ = HostReader().read()
     assert (reading.network_received_bytes, reading.network_sent_bytes) == (5_000_000_001, 42)
-
-
-def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "BLOCK_DEVICES", str(tmp_path))
     for folder in ("sda/device", "cciss!c0d0/device", "dm-0", "loop0"):
         (tmp_path / folder).mkdir(parents=True)
@@ -215,10 +213,3 @@ def test_a_process_that_never_was_reads_as_ended():
     reading, missing = reader.read()
     assert reading.run is None
     assert str(gone.pid) in missing["run"]
-
-
-def test_the_reason_for_no_temperature_is_the_same_in_each_tick(monkeypatch):
-    monkeypatch.setattr(psutil, "sensors_temperatures", dict)
-    reader = HostReader()
-    reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]
-    assert reasons == ["no processor temperature sensor is visible"] * 2

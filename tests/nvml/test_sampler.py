@@ -65,13 +65,9 @@ def test_a_tick_is_one_json_line_that_reads_back_the_same():
     assert msgspec.json.decode(line, type=Tick) == tick
 
 
-def test_stop_does_not_wait_for_the_period():
+def test_stop_does_not_wait_for_the_period_and_takes_a_last_tick():
     with sampling(Machine(gpus(1)), 60) as (sampler, _):
         assert sampler.stop(timeout_s=60), "its thread ends long before another tick is due"
-
-
-def test_a_last_tick_is_taken_on_the_way_out():
-    """Nothing would tell of what happened since the tick before it, up to a period ago."""
     with sampling(Machine(gpus(1)), 3600) as (sampler, collected):
         assert sampler.stop(timeout_s=60, last_tick=True)
         assert [len(tick.devices) for tick in collected.ticks] == [1, 1]

@@ -82,9 +82,7 @@ def test_every_tick_comes_back_as_it_was(tmp_path_factory, ticks):
 
 def plain(seconds):
     """A tick of nothing at each of these seconds."""
-    return [
-        Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1) for second in seconds
-    ]
+    return [Tick(t_ns=s * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1) for s in seconds]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0\n", b'{"t_ns": 4, "host"\n', b"[[[[\n", b"[" * 20_000 + b"\n"])

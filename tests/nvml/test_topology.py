@@ -19,7 +19,7 @@ def two(**settings):
     return found
 
 
-def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not():
+def test_bonded_links_are_counted_for_each_peer_and_all_over_a_switch():
     one, other = two()
     one.links, other.links = (1, 1, None, 1), (0, 0, None, 0)
     topology = seen(Machine([one, other]))
@@ -27,9 +27,6 @@ def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not(
     assert [device.nvlinks for device in topology.devices] == [3, 3]
     assert interconnect(topology).all_nvlink
     assert "are about equal" in " ".join(link_advice(topology))
-
-
-def test_gpus_on_a_switch_reach_each_other_over_all_their_links():
     machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=("switch",) * 18) for index in range(4)])
     assert {sign for row in seen(machine).matrix for sign in row} == {"X", "NV18"}
     for gpu in machine.gpus:
@@ -49,10 +46,14 @@ def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred():
     assert "SYS pairs cross the link between the CPU sockets" in text
 
 
-def test_peers_that_cannot_read_each_other_are_named():
+def test_peers_that_cannot_read_each_other_are_named_and_no_gpu_is_one_sentence():
     topology = seen(Machine(two(peer_access=1)))
     assert topology.p2p == [[None, "the chipset does not support it"], ["the chipset does not support it", None]]
     assert "NCCL copies through host memory" in " ".join(link_advice(topology))
+    topology = seen(Machine([]))
+    assert (topology.devices, topology.matrix) == ([], [])
+    [sentence] = link_advice(topology)
+    assert "lists no GPU" in sentence
 
 
 def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers():
@@ -76,10 +77,3 @@ def test_a_binding_without_the_ends_of_links_counts_them_alone():
     absent = frozenset({"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"})
     topology = seen(Machine([one, other], absent=absent))
     assert [device.nvlinks for device in topology.devices] == [2, 2]
-
-
-def test_no_gpu_is_one_sentence():
-    topology = seen(Machine([]))
-    assert (topology.devices, topology.matrix) == ([], [])
-    [sentence] = link_advice(topology)
-    assert "lists no GPU" in sentence

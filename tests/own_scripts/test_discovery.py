@@ -8,6 +8,8 @@ import pytest
 
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes import identify
+from trainfast_runner.records.run_file import Flag
+from trainfast_runner.settings.script_preset import propose
 
 
 def discovered(cli, *words):
@@ -173,8 +175,7 @@ def test_script_without_a_parser_tells_the_ways_of_its_framework(cli, name, stop
 def test_script_behind_a_launcher_runs_as_the_only_rank(cli):
     launcher = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     found = discovered(cli, "--", *launcher, str(SCRIPTS / "nanogpt_ddp.py"))
-    assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
-    assert found["framework"] == "torch"
+    assert (found["stopped_at"], found["flags"], found["framework"]) == ("the first optimizer", [], "torch")
     assert tomllib.loads((cli.presets / "mine.toml").read_text())["script"]["framework"] == "torch"
     allocator = {"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF": ["allocator"]}
     assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"], **allocator}
@@ -219,3 +220,20 @@ def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli, tmp_p
     done = cli("run", "--", python, str(script))
     assert done.code == 4
     assert f"its steps are not seen: {remedy}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("help", "precision"),
+    [("bf16 autocast", "bf16"), ("train in bfloat16", "bf16"), ("", "fp16"), ("fp16 or bf16 by the GPU", "fp16")],
+)
+def test_a_flag_for_half_precision_is_what_its_help_says(help, precision):
+    (found,) = propose([Flag(names=["--half"], type="switch", value=False, help=help)])
+    assert (found.flag_words, found.value) == ({precision: "--half", "fp32": ""}, "fp32")
+
+
+def test_nw_is_the_number_of_workers_and_of_two_flags_of_a_precision_the_surest_is_taken():
+    (found,) = propose([Flag(names=["--nw"], type="int", default=2, value=2)])
+    assert (found.knob, found.flag_words, found.value) == ("workers", "--nw {}", 2)
+    flags = [Flag(names=[name], type="switch", value=False) for name in ("--use_bf16", "--bf16")]
+    (found,) = propose(flags)
+    assert found.flag_words == {"bf16": "--bf16", "fp32": ""}

@@ -240,26 +240,21 @@ def test_flag_takes_the_place_of_the_same_flag(place, words, flags):
     assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
 
 
-@pytest.mark.parametrize(
-    "launcher", [["accelerate", "launch"], ["python", "-m", "accelerate.commands.launch"], ["numactl", "-m", "0"]]
-)
+@pytest.mark.parametrize("launcher", ["accelerate launch", "python -m accelerate.commands.launch", "numactl -m 0"])
 @pytest.mark.parametrize("started", [["t.py"], ["-m", "a.train"]])
 def test_flag_of_the_launcher_is_left_alone(launcher, started):
     preset = script_preset.ScriptPreset(flag_words={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
-    launch = [*launcher, "--mixed_precision", "no", *started]
+    launch = [*launcher.split(), "--mixed_precision", "no", *started]
     words = preset.applied([*launch, "--bs", "2"], {"precision": "bf16", "batch_size": 8})
     assert words == [*launch, "--bs", "8", "--mixed_precision", "bf16"]
 
 
-def test_words_by_value():
+def test_words_by_value_and_each_assignment_among_them_replaces_its_own():
     preset = script_preset.ScriptPreset(flag_words={"precision": {"bf16": "--bf16", "fp32": ""}})
     assert preset.applied(["python", "t.py"], {"precision": "bf16"})[2:] == ["--bf16"]
     assert preset.applied(["python", "t.py"], {"precision": "fp32"})[2:] == []
     with pytest.raises(UserError, match="precision=fp16 has no flag in the preset"):
         preset.applied(["python", "t.py"], {"precision": "fp16"})
-
-
-def test_each_assignment_among_the_words_of_a_value_replaces_its_own():
     words = {"bf16": "model.dtype=bf16 trainer.amp=true", "fp32": "model.dtype=fp32 trainer.amp=false"}
     preset = script_preset.ScriptPreset(flag_words={"precision": words})
     command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]

@@ -59,8 +59,7 @@ def test_plain_torch_is_a_run_like_any_other(cli, tmp_path):
     assert "plain_torch.py" in text
     assert "samples by DataLoader" in text
     assert cli("runs", "list", "--json").json["runs"][0]["run_id"] == result["run_id"]
-    assert cli("attach", "last").code == 0
-    assert cli("runs", "compare", "last", result["run_id"]).code == 0
+    assert (cli("attach", "last").code, cli("runs", "compare", "last", result["run_id"]).code) == (0, 0)
     assert cli("report", "last", "-o", str(tmp_path / "report.md")).code == 0
     assert "plain_torch.py" in (tmp_path / "report.md").read_text()
     assert cli("export", "last", "--to", "command").out.splitlines()[-1].startswith(PYTHON)

@@ -1,7 +1,5 @@
 """The samples of each step of a script, by the batches whose forward passes reach a backward."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -116,9 +114,7 @@ for epoch in range(4):
     {after}
 """
     ran = run(lines)
-    assert ran.samples == [8] * 8
-    assert ran.newest("script")["ran"]["batch_size"] == 8
-    assert ran.troubles == []
+    assert (ran.samples, ran.newest("script")["ran"]["batch_size"], ran.troubles) == ([8] * 8, 8, [])
 
 
 def test_kind_b_an_evaluation_between_a_batch_and_its_forward_pass(run):
@@ -199,8 +195,7 @@ for epoch in range(2):
 @pytest.mark.parametrize(("lines", "step", "phase"), FAILURES.values(), ids=FAILURES)
 def test_kind_b_an_error_in_an_evaluation_names_it(run, lines, step, phase):
     ran = run(f"train, test = DataLoader(rows(16), batch_size=8), DataLoader(rows(64), batch_size=32)\n{lines}")
-    assert ran.code == 1
-    assert (ran.newest("exception")["step"], ran.newest("exception")["phase"]) == (step, phase)
+    assert (ran.code, ran.newest("exception")["step"], ran.newest("exception")["phase"]) == (1, step, phase)
 
 
 ACCUMULATED = [
@@ -225,17 +220,10 @@ arguments = TrainingArguments("out", report_to=[], save_strategy="no", use_cpu=T
 {more}
 Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data).train()
 """
+EIGHTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 TRAINERS = {
-    "short_epoch": (
-        20,
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 4},
-        [20] * 4,
-    ),
-    "last_step_of_an_epoch": (
-        100,
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_train_epochs": 2},
-        [32, 32, 32, 4] * 2,
-    ),
+    "short_epoch": (20, {**EIGHTS, "num_train_epochs": 4}, [20] * 4),
+    "last_step_of_an_epoch": (100, {**EIGHTS, "num_train_epochs": 2}, [32, 32, 32, 4] * 2),
     "evaluation": (
         16,
         {
@@ -254,8 +242,7 @@ TRAINERS = {
 @pytest.mark.parametrize(("rows", "fields", "samples"), TRAINERS.values(), ids=TRAINERS)
 def test_case_02_the_trainer_s_batches_are_counted(run, rows, fields, samples):
     ran = run(TRAINER.format(rows=rows, fields=fields, more=""))
-    assert ran.samples == samples
-    assert ran.newest("script")["ran"]["batch_size"] == fields["per_device_train_batch_size"]
+    assert (ran.samples, ran.newest("script")["ran"]["batch_size"]) == (samples, fields["per_device_train_batch_size"])
     assert ran.troubles == []
 
 
@@ -269,8 +256,7 @@ model.forward = limited
 """
     fields = {"per_device_train_batch_size": 5, "auto_find_batch_size": True, "max_steps": 4}
     ran = run(TRAINER.format(rows=64, fields=fields, more=failing))
-    assert len(set(ran.samples)) == 1
-    assert ran.newest("script")["ran"]["batch_size"] == ran.samples[0]
+    assert (len(set(ran.samples)), ran.newest("script")["ran"]["batch_size"]) == (1, ran.samples[0])
     assert ran.samples[0] in range(1, 5)
 
 
@@ -295,15 +281,12 @@ LOADERS = {
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
 def test_kind_i_batches_that_accelerate_draws_ahead_are_in_their_own_steps(run, loader):
     ran = run(PREPARED.format(loader=loader))
-    assert ran.samples == [16, 17, 20, 13]
-    assert ran.newest("script")["ran"]["batch_size"] == 16
-    assert ran.troubles == []
+    assert (ran.samples, ran.newest("script")["ran"]["batch_size"], ran.troubles) == ([16, 17, 20, 13], 16, [])
 
 
 def test_case_05_kind_j_samples_that_the_user_gives_win_over_a_data_loader(run):
     ran = run("for (x,) in DataLoader(rows(32), batch_size=8): step(x)", samples_per_step=5)
-    assert ran.samples == [5] * 4
-    assert ran.newest("script")["samples_from"] == "--samples-per-step"
+    assert (ran.samples, ran.newest("script")["samples_from"]) == ([5] * 4, "--samples-per-step")
 
 
 MANY_OPTIMIZERS = {
@@ -332,9 +315,7 @@ for (x,) in DataLoader(rows(80), batch_size=4):
 def test_kind_k_many_optimizers_take_one_step_for_a_backward(run, lines):
     deep = "model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)), nn.Linear(8, 1))\n"
     ran = run(deep + lines)
-    assert ran.samples == [4] * 20
-    assert ran.newest("actual")["parameters"] == 12 * (8 * 8 + 8) + 8 + 1
-    assert ran.troubles == []
+    assert (ran.samples, ran.newest("actual")["parameters"], ran.troubles) == ([4] * 20, 12 * (8 * 8 + 8) + 8 + 1, [])
 
 
 def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(run):

@@ -147,8 +147,7 @@ def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(options
     launcher.write_text(f"#!{sys.executable}\n")
     launcher.chmod(0o755)
     command = read_command((str(launcher), *options, TRAIN))
-    assert command.ranks(gpus) == ranks
-    assert command.argv_on(gpus)[-2:] == [f"--nproc-per-node={ranks}", TRAIN]
+    assert (command.ranks(gpus), command.argv_on(gpus)[-2:]) == (ranks, [f"--nproc-per-node={ranks}", TRAIN])
 
 
 @pytest.mark.parametrize(
@@ -171,28 +170,19 @@ def test_a_programs_own_m_is_no_module(words, name, ranks, tmp_path):
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "config", "gpus", "ranks"),
-    [
-        ((), None, 4, 4),
-        ((), None, 1, 1),
-        ((), None, 0, 1),
-        (("--num_processes", "2"), None, 4, 2),
-        (("--num-processes=2",), None, 1, 1),
-        (("--multi_gpu",), None, 4, 4),
-        (("--use_fsdp", "--num_processes=2"), None, 1, 2),
-        (("--cpu",), None, 4, 1),
-        ((), CONFIG.format("MULTI_GPU", 3), 4, 3),
-        ((), CONFIG.format("DEEPSPEED", 2), 4, 2),
-        ((), CONFIG.format("'NO'", 1), 4, 1),
-        ((), CONFIG.format("NO", 4), 4, 1),
-        (("--cpu",), CONFIG.format("MULTI_GPU", 3), 4, 1),
-        (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
-    ],
-)
-def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
-    options, config, gpus, ranks, tmp_path, monkeypatch
-):
+LAUNCHES = [
+    ((), None, 4, 4), ((), None, 1, 1), ((), None, 0, 1), (("--num_processes", "2"), None, 4, 2),
+    (("--num-processes=2",), None, 1, 1), (("--multi_gpu",), None, 4, 4),
+    (("--use_fsdp", "--num_processes=2"), None, 1, 2), (("--cpu",), None, 4, 1),
+    ((), CONFIG.format("MULTI_GPU", 3), 4, 3), ((), CONFIG.format("DEEPSPEED", 2), 4, 2),
+    ((), CONFIG.format("'NO'", 1), 4, 1), ((), CONFIG.format("NO", 4), 4, 1),
+    (("--cpu",), CONFIG.format("MULTI_GPU", 3), 4, 1),
+    (("--num_processes", "2"), CONFIG.format("MULTI_GPU", 3), 4, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "config", "gpus", "ranks"), LAUNCHES)
+def test_accelerate_starts_the_ranks_that_options_file_or_gpus_say(options, config, gpus, ranks, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     if config is not None:
         (tmp_path / "accelerate").mkdir()

@@ -23,8 +23,7 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, sample
     callback = module.DEFAULT_CALLBACKS[0]()
     callback.on_train_begin(arguments, SimpleNamespace(max_steps=1000), None)
     callback.on_step_end(arguments, None, None)
-    assert run.ran["batch_size"] == 8
-    assert run.samples_beside(callback.asked_samples) == samples
+    assert (run.ran["batch_size"], run.samples_beside(callback.asked_samples)) == (8, samples)
     run.turns.batch_size = samples
     run.write_facts()
     facts = [json.loads(line) for line in next(tmp_path.glob("worker*.jsonl")).read_text().splitlines()]

@@ -1,10 +1,7 @@
 """Searches before their first trial: what they look for, the GPUs they keep, a first process that ends."""
 
-import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn, cast
+from typing import cast
 
 import pytest
 import stand_in
@@ -13,18 +10,9 @@ from stand_in import Gpu, Machine
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import batch_conductor
 from trainfast_runner.search import batch_conductor as conductor
-from trainfast_runner.search.batch_conductor import (
-    CONTEXT_WITHOUT_KERNELS_BYTES,
-    BatchConductor,
-    BatchPlan,
-    free_gpu_bytes,
-    on_gpus,
-    open_batch,
-    plan_script_batch,
-    plan_spec_batch,
-)
+from trainfast_runner.search.batch_conductor import BatchConductor, on_gpus, open_batch, plan_script_batch
 from trainfast_runner.search.batch_journal import BatchQuestion, BatchSnapshot, Predicted, Probe
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.searches import SearchOptions
@@ -32,23 +20,23 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
 
 
-def untraced(_plan: RunPlan, _cancelled: threading.Event) -> NoReturn:
+def untraced(_plan, _cancelled):
     """A trace that fails at once."""
     raise UserError("no trace", key="model")
 
 
 @pytest.fixture
-def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BatchConductor]:
+def conductor_of(tmp_path, monkeypatch):
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), SearchOptions()
-    batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
+    batch_plan = batch_conductor.plan_spec_batch(resolve("tiny-llama", ()), None)
     monkeypatch.setattr(conductor, "trace_size_model", untraced)
 
-    def make(state: str) -> BatchConductor:
+    def make(state):
         result = Result(run_id="r1", state=state)
         process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None, wait_for_end=lambda: result)
 
-        def start_process(runs: SearchRuns, *_: object) -> WarmProcess:
+        def start_process(runs, *_):
             runs.process = cast("WarmProcess", process)
             return runs.process
 
@@ -73,15 +61,15 @@ def test_a_first_process_that_failed_is_an_error(conductor_of):
     conductor.close()
 
 
-def two(*used_gib: int) -> Machine:
+def two(*used_gib):
     return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(2)])
 
 
-def planned(python: str, *settings: str) -> BatchPlan:
-    return plan_spec_batch(resolve("tiny-llama", settings), python)
+def planned(python, *settings):
+    return batch_conductor.plan_spec_batch(resolve("tiny-llama", settings), python)
 
 
-def opened(python: str, home: Home, *settings: str) -> Path:
+def opened(python, home, *settings):
     return open_batch(planned(python, *settings), home, SearchOptions())
 
 
@@ -121,7 +109,7 @@ UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvm
 """A GPU that does not report its memory."""
 
 
-def script_of(python: str, folder: Path) -> ScriptPreset:
+def script_of(python, folder):
     """The preset of an empty script that names the flag of its batch size."""
     script = folder / "train.py"
     script.write_text("")
@@ -142,4 +130,7 @@ def test_memory_that_the_driver_reserves_is_not_free(tmp_path, python):
     with stand_in.installed(Machine([Gpu()])):
         plan = plan_script_batch(script_of(python, tmp_path), (), None).plan
     used, reserved = 1024, 512
-    assert free_gpu_bytes(plan) == (81920 - used - reserved) * stand_in.MIB - CONTEXT_WITHOUT_KERNELS_BYTES
+    assert (
+        batch_conductor.free_gpu_bytes(plan)
+        == (81920 - used - reserved) * stand_in.MIB - batch_conductor.CONTEXT_WITHOUT_KERNELS_BYTES
+    )

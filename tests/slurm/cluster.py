@@ -4,8 +4,6 @@ Debian's packages come through apt, which checks its index's signature; a packag
 is refused. They stay in `$XDG_CACHE_HOME/trainfast-tests/slurm`. All else is in a temporary folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -1,13 +1,11 @@
 """Runs as jobs of a real Slurm with two nodes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 
 import pytest
 
-from cli.command import SMALL, Cli, until
+from cli.command import SMALL, until
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.settling import recover_result
@@ -20,13 +18,13 @@ pytestmark = [
 TWO_NODES = ["run", "tiny-llama", *SMALL, "--set", "strategy=ddp", "--slurm=-N 2 --exclusive"]
 
 
-def test_a_run_trains_on_two_nodes(cli: Cli) -> None:
+def test_a_run_trains_on_two_nodes(cli):
     done = cli(*TWO_NODES, "--set", "steps=6", "--json")
     assert done.code == 0, done.err
     assert (done.json["state"], done.json["actual"]["nodes"], done.json["actual"]["world_size"]) == ("finished", 2, 2)
 
 
-def test_scancel_from_outside_stops_the_run_with_slurms_reason(cli: Cli) -> None:
+def test_scancel_from_outside_stops_the_run_with_slurms_reason(cli):
     directory = Home(cli.home).directory(cli(*TWO_NODES, "--set", "steps=100000", "--detach").out.split()[-1])
     until((directory / "steps.jsonl").exists, "a first step", 60)
     job = job_of(directory)
@@ -38,7 +36,7 @@ def test_scancel_from_outside_stops_the_run_with_slurms_reason(cli: Cli) -> None
     assert subprocess.run(["pgrep", "-f", str(directory)], capture_output=True).returncode == 1
 
 
-def test_a_queued_run_waits_says_so_and_is_stopped(cli: Cli) -> None:
+def test_a_queued_run_waits_says_so_and_is_stopped(cli):
     first, second = (
         Home(cli.home).directory(cli(*TWO_NODES, "--set", "steps=100000", "--detach").out.split()[-1]) for _ in "ab"
     )
@@ -50,5 +48,5 @@ def test_a_queued_run_waits_says_so_and_is_stopped(cli: Cli) -> None:
     assert cli("stop", first.name, "--json").json["state"] == "stopped"
 
 
-def test_a_partition_that_does_not_exist_is_refused(cli: Cli) -> None:
+def test_a_partition_that_does_not_exist_is_refused(cli):
     assert "partition" in cli(*TWO_NODES[:-1], "--slurm=-N 2 -p nowhere").refused()

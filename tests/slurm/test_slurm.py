@@ -1,29 +1,18 @@
 """The jobs of a real Slurm with two nodes, which `make test-slurm` starts."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slurm.cluster import free_ports
 from trainfast_runner.errors import UserError
-from trainfast_runner.running.slurm import (
-    SLURM_LOG,
-    JobState,
-    batch_script,
-    cancel,
-    end_reason,
-    job_state,
-    node_count,
-    submit,
-)
+from trainfast_runner.running import slurm
+from trainfast_runner.running.slurm import SLURM_LOG, JobState, batch_script, cancel, end_reason, job_state, submit
 
 pytestmark = [
     pytest.mark.slurm,
@@ -34,7 +23,7 @@ TIME_LIMIT_S = 180.0
 """A time limit is at least a minute, and Slurm looks every half minute."""
 
 
-def wait_for(job_id: str, arrived: Callable[[JobState], bool], within_s: float = PATIENCE_S) -> JobState:
+def wait_for(job_id, arrived, within_s=PATIENCE_S):
     """The first state of the job of which `arrived` is true."""
     deadline_s = time.monotonic() + within_s
     while not arrived(state := job_state(job_id)):
@@ -43,21 +32,21 @@ def wait_for(job_id: str, arrived: Callable[[JobState], bool], within_s: float =
     return state
 
 
-def end_of(job_id: str, within_s: float = PATIENCE_S) -> JobState:
+def end_of(job_id, within_s=PATIENCE_S):
     """The state of the job once it is gone."""
     return wait_for(job_id, lambda job: job.stage == "gone", within_s)
 
 
-def is_running(job: JobState) -> bool:
+def is_running(job):
     return job.stage == "running"
 
 
-def start(folder: Path, program: str, *options: str) -> str:
+def start(folder, program, *options):
     """The id of a job that runs a line of shell on each node, once it has been queued."""
-    return submit(batch_script(node_count(options), ["sh", "-c", program], folder), options)
+    return submit(batch_script(slurm.node_count(options), ["sh", "-c", program], folder), options)
 
 
-def refusal(folder: Path, *options: str) -> str:
+def refusal(folder, *options):
     """The line that refuses a job with these options."""
     with pytest.raises(UserError) as refused:
         start(folder, "true", *options)
@@ -67,12 +56,12 @@ def refusal(folder: Path, *options: str) -> str:
     return refused.value.line()
 
 
-def has_process(word: str) -> bool:
+def has_process(word):
     """True if a process of this machine has the word in its command line."""
     return subprocess.run(["pgrep", "-f", word], capture_output=True).returncode == 0
 
 
-def test_a_job_of_two_nodes_runs_once_on_each(tmp_path: Path) -> None:
+def test_a_job_of_two_nodes_runs_once_on_each(tmp_path):
     folder = tmp_path / "a 'b' \"c\" 100%j $HOME"
     folder.mkdir()
     job_id = submit(batch_script(2, ["sh", "-c", 'echo "$SLURM_NODEID $1"', "sh", "it's $2"], folder), [])
@@ -81,7 +70,7 @@ def test_a_job_of_two_nodes_runs_once_on_each(tmp_path: Path) -> None:
     assert sorted((folder / SLURM_LOG).read_text().splitlines()) == ["0 it's $2", "1 it's $2"]
 
 
-def test_torchrun_trains_on_two_nodes(tmp_path: Path) -> None:
+def test_torchrun_trains_on_two_nodes(tmp_path):
     (tmp_path / "ddp.py").write_text(TRAINING)
     torchrun = shlex.join([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"])
     [port] = free_ports(1)
@@ -121,7 +110,7 @@ os._exit(0)  # as a training process of ours ends: gloo's threads sometimes abor
 """
 
 
-def test_a_node_that_fails_ends_the_other(tmp_path: Path) -> None:
+def test_a_node_that_fails_ends_the_other(tmp_path):
     job_id = start(tmp_path, "[ $SLURM_NODEID = 0 ] && exit 3; exec sleep 4011", "-N2")
     # On busy cores node 0 may fail before srun has node 1's task to kill: then its --wait=60 ends the job.
     state = end_of(job_id, 100.0)
@@ -129,7 +118,7 @@ def test_a_node_that_fails_ends_the_other(tmp_path: Path) -> None:
     assert not has_process("sleep 4011")
 
 
-def test_a_queued_job_says_why_it_waits_and_then_runs(tmp_path: Path) -> None:
+def test_a_queued_job_says_why_it_waits_and_then_runs(tmp_path):
     first = start(tmp_path, "exec sleep 4012", "-N", "2", "--exclusive")
     wait_for(first, is_running)
     second = start(tmp_path, "exec true", "--nodes", "2")
@@ -140,7 +129,7 @@ def test_a_queued_job_says_why_it_waits_and_then_runs(tmp_path: Path) -> None:
     assert end_of(second) == JobState("gone", "COMPLETED")
 
 
-def test_scancel_from_outside_ends_every_process(tmp_path: Path) -> None:
+def test_scancel_from_outside_ends_every_process(tmp_path):
     job_id = start(tmp_path, "sleep 4013 & exec sleep 4013", "-N2")
     wait_for(job_id, lambda job: has_process("sleep 4013"))
     assert is_running(job_state(job_id))
@@ -151,14 +140,14 @@ def test_scancel_from_outside_ends_every_process(tmp_path: Path) -> None:
     cancel(job_id)  # it has ended, which is no error
 
 
-def test_a_pending_job_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_pending_job_can_be_cancelled(tmp_path):
     job_id = start(tmp_path, "true", "--hold")
     assert job_state(job_id) == JobState("pending", "PENDING", "JobHeldUser")
     cancel(job_id)
     assert end_of(job_id).state == "CANCELLED"
 
 
-def test_pre_emption_ends_the_job_for_good(tmp_path: Path) -> None:
+def test_pre_emption_ends_the_job_for_good(tmp_path):
     job_id = start(tmp_path, "exec sleep 4014", "-N2", "--exclusive")
     wait_for(job_id, is_running)
     urgent = start(tmp_path, "true", "--partition=urgent", "-N2", "--exclusive")
@@ -167,14 +156,14 @@ def test_pre_emption_ends_the_job_for_good(tmp_path: Path) -> None:
     assert end_of(urgent).state == "COMPLETED"
 
 
-def test_a_time_limit_is_named(tmp_path: Path) -> None:
+def test_a_time_limit_is_named(tmp_path):
     job_id = start(tmp_path, "exec sleep 4015", "--time=0:01")
     state = end_of(job_id, TIME_LIMIT_S)
     assert (state.state, end_reason(state)) == ("TIMEOUT", "Slurm ended it: time limit")
     assert not has_process("sleep 4015")
 
 
-def test_the_processors_of_a_task_reach_the_run(tmp_path: Path) -> None:
+def test_the_processors_of_a_task_reach_the_run(tmp_path):
     end_of(start(tmp_path, "echo $SLURM_CPUS_PER_TASK", "-N2", "--cpus-per-task=2"))
     assert (tmp_path / SLURM_LOG).read_text().split() == ["2", "2"]
 
@@ -189,19 +178,17 @@ def test_the_processors_of_a_task_reach_the_run(tmp_path: Path) -> None:
         (["--time=soon"], "Slurm refused the job: Invalid --time specification"),
     ],
 )
-def test_a_refusal_is_one_line_of_slurms_own(tmp_path: Path, options: list[str], said: str) -> None:
+def test_a_refusal_is_one_line_of_slurms_own(tmp_path, options, said):
     assert said in refusal(tmp_path, *options)
 
 
-def test_a_job_that_slurm_has_forgotten_is_gone() -> None:
+def test_a_job_that_slurm_has_forgotten_is_gone():
     assert job_state("4000000") == JobState("gone")
     assert end_reason(job_state("4000000")) is None
     cancel("4000000")
 
 
-def test_a_controller_that_does_not_answer_says_nothing_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_does_not_answer_says_nothing_of_the_job(tmp_path, monkeypatch):
     job_id = start(tmp_path, "true", "--hold")
     configuration = Path(os.environ["SLURM_CONF"]).read_text()
     lines = ["SlurmctldPort=1" if line.startswith("SlurmctldPort") else line for line in configuration.splitlines()]

@@ -32,8 +32,7 @@ def test_a_bug_in_the_analysis_leaves_state_and_reason(run, tmp_path):
     run.prepare(TRAINING)
     run.supervise(env=with_a_bug(tmp_path, "raise ZeroDivisionError('of a test')"))
     result = run.end()
-    assert (result.state, result.reason) == ("finished", "took all 5 steps")
-    assert result.preset == "stand-in"
+    assert (result.state, result.reason, result.preset) == ("finished", "took all 5 steps", "stand-in")
     assert (result.throughput.samples_per_s.median, result.troubles) == (None, [FAILURE])
 
 

@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.running.present_state import run_state
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 
 def test_finished(run, ended_clean):
@@ -33,82 +35,49 @@ def test_finished(run, ended_clean):
     ended_clean(run)
 
 
-@pytest.mark.parametrize(
-    ("body", "state", "reason"),
-    [
-        pytest.param(
-            "begin(); train(3); fail('ValueError', 'bad value\\nmore', phase='backward', step=4); os._exit(1)",
-            "failed",
-            "ValueError: bad value (step 4, phase backward)",
-            id="an exception in training",
-        ),
-        pytest.param(
-            "begin(); fail('ModuleNotFoundError', \"No module named 'torch'\", phase='import'); os._exit(1)",
-            "failed_to_start",
-            "ModuleNotFoundError: No module named 'torch' (phase import);"
-            " install it with: /opt/env/bin/python -m pip install torch transformers",
-            id="a Python without torch",
-        ),
-        pytest.param(
-            "begin(); train(2); fail('RuntimeError', \"[enforce fail at alloc_cpu.cpp:124] err == 0."
-            " DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.\","
-            " phase='forward', step=3, is_oom=True); os._exit(1)",
-            "oom",
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."
-            " (step 3, phase forward)",
-            id="an out-of-memory record",
-        ),
-        pytest.param(
-            "begin(); train(2); print('terminate called', 'std::bad_alloc', sep='\\n'); os.abort()",
-            "oom",
-            "std::bad_alloc (after step 2, phase train)",
-            id="memory ran out where nothing could be recorded",
-        ),
-        pytest.param(
-            "begin(); say('invalid', message='no field hiden', key='model.hiden', allowed=['hidden'],"
-            " nearest='model.hidden'); os._exit(2)",
-            "failed_to_start",
-            "no field hiden",
-            id="input the worker refused",
-        ),
-        pytest.param(
-            "begin(); train(3)",
-            "failed",
-            "the training exited with status 0, but rank 0 never recorded that it finished",
-            id="status 0 without the worker's word",
-        ),
-        pytest.param(
-            "print('python: No module named torch.distributed.run'); sys.exit(1)",
-            "failed_to_start",
-            "the training exited with status 1: python: No module named torch.distributed.run",
-            id="no record at all",
-        ),
-        pytest.param(
-            "begin(); train(3); say('finished'); sys.exit(7)",
-            "failed",
-            "the training exited with status 7 (after step 3, phase train)",
-            id="finished, then another status",
-        ),
-        pytest.param(
-            "begin(); train(3, param_dtype='bfloat16'); say('finished')",
-            "failed",
-            "precision=fp32 (param_dtype): asked for float32, but rank 0 ran bfloat16",
-            id="something else ran than was asked",
-        ),
-        pytest.param(
-            "begin(); train(3); os.kill(os.getpid(), signal.SIGSEGV)",
-            "killed",
-            "the training process died of SIGSEGV, which trainfast-tui did not send (after step 3, phase train)",
-            id="a signal out of nowhere",
-        ),
-        pytest.param(
-            "begin(); train(3); os.kill(os.getpid(), signal.SIGKILL)",
-            "killed",
-            "the training process died of SIGKILL, which trainfast-tui did not send (after step 3, phase train)",
-            id="killed from outside",
-        ),
-    ],
-)
+ENDS = {
+    "an exception in training": (
+        "failed", "ValueError: bad value (step 4, phase backward)",
+        "begin(); train(3); fail('ValueError', 'bad value\\nmore', phase='backward', step=4); os._exit(1)"),
+    "a Python without torch": (
+        "failed_to_start", "ModuleNotFoundError: No module named 'torch' (phase import);"
+        " install it with: /opt/env/bin/python -m pip install torch transformers",
+        "begin(); fail('ModuleNotFoundError', \"No module named 'torch'\", phase='import'); os._exit(1)"),
+    "an out-of-memory record": (
+        "oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."
+        " (step 3, phase forward)",
+        "begin(); train(2); fail('RuntimeError', \"[enforce fail at alloc_cpu.cpp:124] err == 0."
+        " DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.\","
+        " phase='forward', step=3, is_oom=True); os._exit(1)"),
+    "memory ran out where nothing could be recorded": (
+        "oom", "std::bad_alloc (after step 2, phase train)",
+        "begin(); train(2); print('terminate called', 'std::bad_alloc', sep='\\n'); os.abort()"),
+    "input the worker refused": (
+        "failed_to_start", "no field hiden",
+        "begin(); say('invalid', message='no field hiden', key='model.hiden', allowed=['hidden'],"
+        " nearest='model.hidden'); os._exit(2)"),
+    "status 0 without the worker's word": (
+        "failed", "the training exited with status 0, but rank 0 never recorded that it finished",
+        "begin(); train(3)"),
+    "no record at all": (
+        "failed_to_start", "the training exited with status 1: python: No module named torch.distributed.run",
+        "print('python: No module named torch.distributed.run'); sys.exit(1)"),
+    "finished, then another status": (
+        "failed", "the training exited with status 7 (after step 3, phase train)",
+        "begin(); train(3); say('finished'); sys.exit(7)"),
+    "something else ran than was asked": (
+        "failed", "precision=fp32 (param_dtype): asked for float32, but rank 0 ran bfloat16",
+        "begin(); train(3, param_dtype='bfloat16'); say('finished')"),
+    "a signal out of nowhere": (
+        "killed", "the training process died of SIGSEGV, which trainfast-tui did not send (after step 3, phase train)",
+        "begin(); train(3); os.kill(os.getpid(), signal.SIGSEGV)"),
+    "killed from outside": (
+        "killed", "the training process died of SIGKILL, which trainfast-tui did not send (after step 3, phase train)",
+        "begin(); train(3); os.kill(os.getpid(), signal.SIGKILL)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "reason", "body"), ENDS.values(), ids=ENDS)
 def test_end(run, ended_clean, body, state, reason):
     result = run.result_of(body)
     assert (result.state, result.reason) == (state, reason)
@@ -159,3 +128,20 @@ def test_lines_that_cannot_be_read_are_counted(run):
         """
     )
     assert (result.state, result.unreadable_lines, result.steps.measured) == ("finished", 2, 6)
+
+
+def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run):
+    result = run.result_of(
+        """
+        while "no_step" not in open("events.jsonl").read():
+            time.sleep(0.02)
+        """,
+        SupervisorBounds(no_step_s=0.1),
+        script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]),
+    )
+    [notice] = run.events("no_step")
+    assert notice.detail.startswith("no optimizer step seen in 0.1 s: the script may still load or compile; ")
+    for way in ("an optimizer of torch.optim", "trainfast_door.step()` after each step", "--steps-from-log REGEX"):
+        assert way in notice.detail
+    assert result.state == "finished"
+    assert "--steps-from-log REGEX" in result.reason

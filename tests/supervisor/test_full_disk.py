@@ -1,7 +1,5 @@
 """A disk that takes nothing more: the training goes on, and what can be said is said."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,7 +12,6 @@ from cli.command import until
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ScriptAsked
 
-from .conftest import Run
 from .test_real_worker import real
 
 TRAINING = "begin(); train(5); wait_for('go'); say('finished')"
@@ -22,7 +19,7 @@ OFFLOADED = "begin(); train(5, wrapper='DeepSpeedEngine'); say('finished')"
 """A training of zero3-offload."""
 
 
-def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
+def test_full_disk_under_the_supervisors_own_files(run):
     run.prepare(TRAINING)
     for name in ("telemetry.jsonl", "events.jsonl"):
         (run.directory / name).symlink_to("/dev/full")
@@ -35,7 +32,7 @@ def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
     assert (result.state, result.steps.measured) == ("finished", 3)
 
 
-def test_full_disk_is_recorded_where_it_can_be(run: Run) -> None:
+def test_full_disk_is_recorded_where_it_can_be(run):
     run.prepare(TRAINING)
     (run.directory / "telemetry.jsonl").symlink_to("/dev/full")
     run.supervise()
@@ -45,7 +42,7 @@ def test_full_disk_is_recorded_where_it_can_be(run: Run) -> None:
     assert [event.detail for event in run.events("trouble")] == ["telemetry.jsonl: No space left on device"]
 
 
-def test_ranks_are_followed_while_no_step_of_the_output_can_be_written(run: Run) -> None:
+def test_ranks_are_followed_while_no_step_of_the_output_can_be_written(run):
     asked = ScriptAsked(command=["python", "train.py"], argv=[], steps_from_log="^took a step")
     run.prepare(
         "print('took a step', flush=True); begin(); say('phase', phase='train'); wait_for('go'); say('finished')",
@@ -57,28 +54,23 @@ def test_ranks_are_followed_while_no_step_of_the_output_can_be_written(run: Run)
     until(lambda: run.events("trouble"), "the trouble")
     (run.directory / "go").touch()
     assert run.end().state == "finished"
-    assert [event.detail for event in run.events("trouble")] == [
-        "steps.jsonl cannot be written: No space left on device"
-    ]
+    assert [one.detail for one in run.events("trouble")] == ["steps.jsonl cannot be written: No space left on device"]
 
 
-def test_records_that_cannot_be_read_do_not_end_the_run(run: Run) -> None:
+def test_records_that_cannot_be_read_do_not_end_the_run(run):
     run.prepare("wait_for('ready')\nsay = lambda *a, **k: None\nbegin(); train(5)")
     (run.directory / "worker.jsonl").mkdir()
     run.supervise()
     (run.directory / "ready").touch()
     result = run.end()
-    assert result.state == "failed"
-    assert result.steps.measured == 3
-    assert result.unreadable_lines == 1
+    assert (result.state, result.steps.measured, result.unreadable_lines) == ("failed", 3, 1)
     assert run.events("trouble")
     assert read_result(run.directory) == result
 
 
-def test_what_a_rank_could_not_write_is_noted_with_the_result(run: Run) -> None:
+def test_what_a_rank_could_not_write_is_noted_with_the_result(run):
     result = run.result_of("begin(); train(5); say('trouble', detail='steps.jsonl cannot be written'); say('finished')")
-    assert result.state == "finished"
-    assert result.troubles == ["rank 0: steps.jsonl cannot be written"]
+    assert (result.state, result.troubles) == ("finished", ["rank 0: steps.jsonl cannot be written"])
 
 
 WITHIN_A_SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -86,7 +78,7 @@ CAN_MOUNT = subprocess.run([*WITHIN_A_SMALL_DISK, "mount -t tmpfs tmpfs /mnt"], 
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount a file system of their own")
-def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: Path) -> None:
+def test_a_disk_that_fills_under_offload_path_is_the_reason(run, tmp_path):
     """As with DeepSpeed: the write fails without a word, and the rank aborts when it reads the states back."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -116,7 +108,7 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
     assert (tmp_path / "left").read_text() == ""
 
 
-def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: Run, tmp_path: Path) -> None:
+def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run, tmp_path):
     """As on an NFS mount whose server is gone."""
     run.waits = {"supervisor.DISK_ANSWERS_S": 0.3}
     (tmp_path / "sitecustomize.py").write_text(
@@ -130,7 +122,7 @@ def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: 
 
 
 @pytest.mark.long
-def test_a_real_training_ends_well_though_no_step_can_be_written(run: Run) -> None:
+def test_a_real_training_ends_well_though_no_step_can_be_written(run):
     run.prepare("", **real(run, ranks=1, steps=8))
     (run.directory / "steps.jsonl").symlink_to("/dev/full")
     run.supervise()

@@ -115,8 +115,7 @@ def test_last_lines_are_the_last_lines(tmp_path_factory, lines, data):
     path = tmp_path_factory.mktemp("log") / "output.log"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     count = data.draw(st.integers(0, 40))
-    assert read_log(path, count) == (lines[-count:] if count else [])
-    assert read_log(path) == lines
+    assert (read_log(path, count), read_log(path)) == (lines[-count:] if count else [], lines)
 
 
 def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path):
@@ -124,9 +123,7 @@ def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path):
     log = GrowingLog(path, last_lines=2)
     assert log.read() is None, "no file yet"
     path.write_bytes(b"one\ntwo\nthree\nfo")
-    assert log.read() == ["two", "three"]
-    assert log.read() == []
-    assert log.unfinished() == "fo"
+    assert (log.read(), log.read(), log.unfinished()) == (["two", "three"], [], "fo")
     with path.open("ab") as file:
         file.write(b"ur\nfive")
     assert log.read() == ["four"]

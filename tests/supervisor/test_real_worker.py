@@ -14,14 +14,9 @@ from trainfast_runner.settings.knobs import defaults
 
 BOOTSTRAP = str(Path(worker.__file__).parent / "bootstrap.py")
 MODEL = {
-    "family": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 30100,
-    "max_position_embeddings": 64,
-}
+    "family": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "vocab_size": 30100, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def real(run, ranks, steps):

@@ -42,8 +42,7 @@ def test_stop_that_needs_sigkill(run, ended_clean):
     result = run.end()
     assert result.state == "killed"
     assert result.reason == "asked to stop, did not within 1 s and was killed, after 3 steps"
-    assert len(run.events("stop_requested")) == 1
-    assert len(run.events("kill_sent")) == 1
+    assert (len(run.events("stop_requested")), len(run.events("kill_sent"))) == (1, 1)
     ended_clean(run)
 
 
@@ -89,8 +88,7 @@ def test_everything_below_goes_wherever_it_hid(run, ended_clean):
     until(lambda: len(run.pids()) == 3, "three processes to say they started")
     run.in_training()
     request_stop(run.directory)
-    assert run.end().state == "killed"
-    assert len(run.pids()) == 3
+    assert (run.end().state, len(run.pids())) == ("killed", 3)
     ended_clean(run)
 
 

@@ -37,8 +37,7 @@ def test_medians_leave_the_warm_up_out(tmp_path):
     assert (result.step_ms.p50, result.step_ms.p90) == (100, pytest.approx(310))
     assert (result.step_ms.data, result.step_ms.forward) == (10, None)
     assert (result.throughput.samples_per_s.median, result.throughput.samples_per_s.mad) == (80, 0)
-    assert result.throughput.tokens_per_s.median == 800
-    assert (result.loss.first, result.loss.last) == (3, 3)
+    assert (result.throughput.tokens_per_s.median, result.loss.first, result.loss.last) == (800, 3, 3)
     assert result.memory.peak_allocated_bytes == 99  # the warm-up's peak is a peak too
     assert (result.seconds, result.started_wall_ns) == (60, 7)
 
@@ -47,10 +46,7 @@ def test_medians_leave_the_warm_up_out(tmp_path):
     ("lines", "expected"),
     [
         # JSON has no NaN: such a loss is null and marked, and the mean of the finite ones before it would be a lie.
-        (
-            [step(n, 100, loss=float(n)) if n <= 5 else step(n, 100, loss_not_finite=True) for n in range(1, 8)],
-            (3, None, 2, 7),
-        ),
+        ([step(n, 100, **{"loss": n} if n <= 5 else {"loss_not_finite": True}) for n in range(1, 8)], (3, None, 2, 7)),
         ([step(n, 100, loss=float(n)) for n in (1, 2)], (1.5, 1.5, 0, 2)),
     ],
 )
@@ -77,8 +73,7 @@ def test_ranks_that_share_a_batch_are_counted_once(tmp_path):
         record(tmp_path, **{f"steps{f'.rank{rank}' if rank else ''}": lines})
     record(tmp_path, worker=[{"t_ns": 1, "kind": "actual", "mesh": {"dp": 2, "tp": 2}, "model_flops_per_sample": 1e12}])
     result = result_of(tmp_path, world_size=4)
-    assert result.throughput.samples_per_s.median == 160
-    assert result.flops.model_tflops_per_device == pytest.approx(40)
+    assert (result.throughput.samples_per_s.median, result.flops.model_tflops_per_device) == (160, pytest.approx(40))
     assert (result.flops.mfu, result.flops.peak_tflops) == (None, None)
     assert (result.memory.peak_allocated_bytes, result.actual.mesh) == (3, {"dp": 2, "tp": 2})
 
@@ -115,8 +110,7 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
         ],
     )
     result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU], start_temperature_c=47)
-    assert result.energy.joules == pytest.approx(1600)
-    assert result.energy.joules_per_step == pytest.approx(200)
+    assert (result.energy.joules, result.energy.joules_per_step) == (pytest.approx(1600), pytest.approx(200))
     assert result.throttle.clock_loss_fraction == 0.25
     assert result.throttle.devices[0].throttled_ms["thermal"] == pytest.approx(1500, rel=0.05)
     assert result.throttle.devices[0].temperature_c == 51
@@ -124,16 +118,13 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert (result.conditions.start_temperature_c, result.conditions.measured_from_temperature_c) == (47, 51)
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
-    assert result.throttle.power_fraction == 0
-    assert result.memory.device_peak_used_bytes == 12
+    assert (result.throttle.power_fraction, result.memory.device_peak_used_bytes) == (0, 12)
 
 
-@pytest.mark.parametrize(
-    ("counted_w", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")]
-)
-def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted_w, expected):
+@pytest.mark.parametrize(("counted", "expected"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")])
+def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted, expected):
     """A GPU that draws 400 W and whose counter stands still does not train for 0 J a step."""
-    ticks = [device(t, energy_mj=7_000_000 + t * counted_w * 1000, power_w=400.0) for t in range(13)]
+    ticks = [device(t, energy_mj=7_000_000 + t * counted * 1000, power_w=400.0) for t in range(13)]
     record(tmp_path, steps=steps(12), telemetry=ticks)
     energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
     assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4
@@ -141,13 +132,6 @@ def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path, counted_w, e
     assert expected in energy.reason
     joined = read_joined_steps(tmp_path)
     assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
-
-
-def test_a_counter_within_twice_of_power_times_time_is_believed(tmp_path):
-    ticks = [device(t, energy_mj=t * 250_000, power_w=400.0) for t in range(13)]
-    record(tmp_path, steps=steps(12), telemetry=ticks)
-    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
-    assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
 
 
 def test_a_mig_instance_has_its_memory_and_null_where_nvml_knows_only_the_whole_gpu(tmp_path):
@@ -175,23 +159,24 @@ def test_steps_that_are_over_between_two_samples_have_no_energy_and_no_idle_gpu(
     assert [finding.rule for finding in result.diagnosis] == []
 
 
-def test_without_counters_the_sampled_reasons_are_counted(tmp_path):
+def test_without_counters_the_sampled_reasons_count_and_one_within_twice_of_power_times_time_is_believed(tmp_path):
     record(tmp_path, steps=steps())
     record(tmp_path, telemetry=[device(t, throttle_reasons=["sw_power_cap"] if t < 5 else ["idle"]) for t in range(12)])
     result = result_of(tmp_path, watch_uuids=[GPU])
     # The reason held at second 4 and no more at second 5: until then.
     assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
     assert result.energy.joules is None
+    ticks = [device(t, energy_mj=t * 250_000, power_w=400.0) for t in range(13)]
+    record(tmp_path, steps=steps(12), telemetry=ticks)
+    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
+    assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
 
 
-def test_no_gpu_no_gpu_figures(tmp_path):
+def test_no_gpu_or_readings_that_cover_too_little_give_no_figure(tmp_path):
     record(tmp_path, steps=steps(), telemetry=[device(t, energy_mj=t, throttle_reasons=[]) for t in range(12)])
     result = result_of(tmp_path)
     assert (result.energy.joules, result.throttle.thermal_fraction, result.throttle.devices) == (None, None, [])
     assert result.memory.device_peak_used_bytes is None
-
-
-def test_readings_that_cover_too_little_give_no_figure(tmp_path):
     record(tmp_path, steps=steps(), telemetry=[device(t, energy_mj=t) for t in (8, 9)])
     assert result_of(tmp_path, watch_uuids=[GPU]).energy.joules is None
 
@@ -214,8 +199,7 @@ def test_a_silent_gpu_is_listed_with_its_seconds(tmp_path):
     result = result_of(tmp_path, watch_uuids=[GPU])
     (outage,) = result.conditions.outages
     assert (outage.device, outage.seconds, outage.measured_fraction, outage.back) == (0, 7, 0.7, True)
-    assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
-    assert result.doubts == doubts(result)
+    assert (result.conditions.started_clean, result.conditions.clean, result.doubts) == (True, False, doubts(result))
     assert [doubt.text for doubt in doubts(result)] == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time",
         "saw an Xid error on GPU 0: 79",
@@ -256,8 +240,7 @@ def test_spread_and_percentiles():
     assert spread([]).median is None
     assert (spread([1, 2, 3, 100]).median, spread([1, 2, 3, 100]).mad) == (2.5, 1)
     assert percentile([], 0.5) is None
-    assert percentile([3.0], 0.99) == 3
-    assert percentile([1.0, 2.0], 0.25) == 1.25
+    assert (percentile([3.0], 0.99), percentile([1.0, 2.0], 0.25)) == (3, 1.25)
 
 
 JSON = st.recursive(
@@ -311,16 +294,13 @@ def test_no_records_are_too_broken_for_a_result(steps, rank1, worker, events, ti
         assert msgspec.json.decode((directory / "result.json").read_bytes(), type=Result) is not None
 
 
-def test_fp16_says_its_scale_and_what_it_skipped(tmp_path):
-    record(tmp_path, steps=[step(n, 100, loss_scale=scale) for n, scale in ((1, 32768.0), (2, 16384.0))])
-    record(tmp_path, worker=[{"t_ns": n, "kind": "overflow", "step": n, "scale": 1.0} for n in (1, 2)])
-    result = result_of(tmp_path)
-    assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)
-
-
-def test_compiling_costs_what_its_steps_take_beyond_steady_ones(tmp_path):
+def test_compiling_costs_what_its_steps_take_beyond_steady_ones_and_fp16_says_what_it_skipped(tmp_path):
     record(tmp_path, steps=[step(1, 9040, warmup=True, compiling=True), *(step(n, 40) for n in range(2, 6))])
     assert result_of(tmp_path, knobs={"compile": "default"}).compile == CompileCost(cold_seconds=9)
     assert result_of(tmp_path, knobs={"compile": "off"}).compile is None
     asked = ScriptAsked(command=["python", "a.py"], argv=["python", "a.py"])
     assert result_of(tmp_path, knobs={"compile": "default"}, script=asked).compile is None
+    record(tmp_path, steps=[step(n, 100, loss_scale=scale) for n, scale in ((1, 32768.0), (2, 16384.0))])
+    record(tmp_path, worker=[{"t_ns": n, "kind": "overflow", "step": n, "scale": 1.0} for n in (1, 2)])
+    result = result_of(tmp_path)
+    assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)

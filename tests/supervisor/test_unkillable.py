@@ -16,8 +16,8 @@ from trainfast_runner.running.settling import unended_reason
 from trainfast_runner.running.supervisor import SupervisorBounds
 
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
-MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
-GIVEN_UP_SOON = SupervisorBounds(grace_s=0.1, unkillable_s=0.5)
+TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
+SOON = SupervisorBounds(grace_s=0.1, unkillable_s=0.5)
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def held_in_the_kernel(pid):
 
 
 def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run):
-    run.train(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", GIVEN_UP_SOON)
+    run.train(TRACED + "begin(); train(3); wait_for_ever()", SOON)
     pid = run.child_pid()
     with held_in_the_kernel(pid):
         run.signal(signal.SIGTERM)
@@ -49,10 +49,7 @@ def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run):
 
 def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run):
     """The launcher fails at once; its rank is what cannot be ended."""
-    run.train(
-        MAY_BE_TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)",
-        GIVEN_UP_SOON,
-    )
+    run.train(TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)", SOON)
     (rank,) = run.pids()
     with held_in_the_kernel(rank):
         (run.directory / "go").touch()
@@ -65,12 +62,11 @@ def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run)
 @pytest.mark.parametrize("waits", [False, True], ids=["the-rank-exits", "the-rank-waits-for-it"])
 def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be_ended(run, waits):
     run.start(
-        MAY_BE_TRACED
-        + "begin(); train(3)\npid = os.fork()\n"
-        + f"if pid == 0:\n    {MAY_BE_TRACED}    wait_for_ever()\n"
+        f"{TRACED}begin(); train(3)\npid = os.fork()\n"
+        + f"if pid == 0:\n    {TRACED}    wait_for_ever()\n"
         + "say('data', detail=str(pid)); wait_for('go'); say('finished')\n"
         + ("signal.signal(signal.SIGTERM, lambda *_: None)\nos.waitpid(pid, 0)" if waits else ""),
-        GIVEN_UP_SOON,
+        SOON,
     )
     pid = int(until(lambda: run.worker("data"), "the data process")[0]["detail"])
     with held_in_the_kernel(pid):
@@ -88,19 +84,11 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
 
 def test_the_reason_names_pid_state_and_gpu():
     run = RunFile(
-        run_id="r",
-        preset="p",
-        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-        world_size=2,
-        device="cuda",
+        run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=0), world_size=2, device="cuda",
         device_uuids=["GPU-a", "GPU-b"],
-    )
+    )  # fmt: skip
     records = RunRecords(run=run, worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)})
-    stuck = [
-        UnendedProcess(101, "python", "D"),
-        UnendedProcess(100, "python", "D"),
-        UnendedProcess(7, "pt_data_worker", "D"),
-    ]
+    stuck = [UnendedProcess(*one, "D") for one in ((101, "python"), (100, "python"), (7, "pt_data_worker"))]
     assert unended_reason(TrainingEnd(unended=stuck, unkillable_s=60.0), records) == (
         "pid 101 (rank 1) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0) is in state D (uninterruptible sleep);"

@@ -12,6 +12,7 @@ from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
 ALONE = msgspec.structs.replace(RUN, world_size=1)
+NPROC = "RLIMIT_NPROC"
 TORCHRUN_REPORT = """
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -42,6 +43,12 @@ def life(*kinds, t_ns=10, **last):
     return [msgspec.convert(line, WorkerLine) for line in lines]
 
 
+def error_in(phase, error):
+    """The lines of one rank that raised this type with this message in a phase."""
+    began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
+    return {0: [began, msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine), exception]}
+
+
 def judged(run=RUN, exit_code=1, **facts):
     """The verdict on a training of two ranks that ended with status 1, unless they are others."""
     return judge(end_facts(run=run, exit_code=exit_code, **facts))
@@ -63,22 +70,13 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
         ("RLIMIT_DATA", "forward", ("MemoryError", ""), "", "oom", "; RLIMIT_DATA (ulimit -d) is 586 MiB"),
         ("cgroup", "data", ("MemoryError", ""), "", "oom", "MemoryError (phase data)"),
         ("RLIMIT_AS", "import", ("ImportError", "no attribute"), "", "failed_to_start", "no attribute (phase import)"),
-        ("RLIMIT_NPROC", "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
-        (
-            "RLIMIT_NPROC",
-            "data",
-            ("RuntimeError", "code -2"),
-            "pthread_create failed",
-            "failed_to_start",
-            "of this user",
-        ),
+        (NPROC, "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
+        (NPROC, "data", ("RuntimeError", "code -2"), "pthread_create failed", "failed_to_start", "of this user"),
     ],
 )
 def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(limit, phase, error, output, state, words):
     run = msgspec.structs.replace(ALONE, limits={limit: 600_000 << 10})
-    began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
-    entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
-    verdict = judged(run, worker_lines={0: [began, entered, exception]}, output_tail=output)
+    verdict = judged(run, worker_lines=error_in(phase, error), output_tail=output)
     assert verdict.state == state
     assert verdict.reason.endswith(words)
 
@@ -100,24 +98,14 @@ THREAD_STACK = ("MemoryError", "can't start new thread: memory_limit leaves no r
     ],
 )
 def test_an_error_that_no_inherited_limit_caused_names_none(phase, error, memory_limit, state):
-    limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC"), 600_000 << 10)
+    limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", NPROC), 600_000 << 10)
     run = msgspec.structs.replace(ALONE, limits=limits, memory_limit_bytes=memory_limit)
-    began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
-    entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
-    verdict = judged(run, worker_lines={0: [began, entered, exception]})
+    verdict = judged(run, worker_lines=error_in(phase, error))
     assert verdict.state == state
     assert verdict.reason.endswith(f"(phase {phase})")
 
 
-def test_a_kill_by_the_kernel_names_the_limit_of_the_group_alone():
-    limits = dict.fromkeys(("cgroup", "RLIMIT_AS"), 600_000 << 10)
-    run = msgspec.structs.replace(ALONE, limits=limits)
-    verdict = judged(run, -9, worker_lines={0: life()}, oom_kills=1)
-    assert verdict.state == "oom"
-    assert verdict.reason.endswith("(phase train); cgroup (memory.max) is 586 MiB")
-
-
-def test_kernel_oom_killer_took_a_rank():
+def test_kernel_oom_killer_took_a_rank_or_a_loader_and_names_the_limit_of_the_group_alone():
     worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
     report = {"output_tail": TORCHRUN_REPORT.format(code=-9), "lost_ranks": (1,), "oom_kills": 1}
     verdict = judged(worker_lines=worker_lines, last_step={0: 7, 1: 7}, **report)
@@ -126,18 +114,20 @@ def test_kernel_oom_killer_took_a_rank():
         "the kernel's out-of-memory killer ended the process: host memory was full (rank 1, after step 7, phase train)"
     )
     assert verdict.error.rank == 1
+    message = "DataLoader worker (pid 77) is killed by signal: Killed. "
+    worker_lines = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
+    assert judged(worker_lines=worker_lines, oom_kills=1).state == "oom"
+    assert judged(worker_lines=worker_lines).state == "failed"
+    limits = dict.fromkeys(("cgroup", "RLIMIT_AS"), 600_000 << 10)
+    run = msgspec.structs.replace(ALONE, limits=limits)
+    verdict = judged(run, -9, worker_lines={0: life()}, oom_kills=1)
+    assert verdict.state == "oom"
+    assert verdict.reason.endswith("(phase train); cgroup (memory.max) is 586 MiB")
 
 
 @pytest.mark.parametrize(("oom_kills", "state"), [(0, "killed"), (1, "oom")])
 def test_sigkill_of_the_only_process(oom_kills, state):
     assert judged(ALONE, -9, worker_lines={0: life()}, oom_kills=oom_kills).state == state
-
-
-def test_kernel_oom_killer_took_a_loader():
-    message = "DataLoader worker (pid 77) is killed by signal: Killed. "
-    worker_lines = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
-    assert judged(worker_lines=worker_lines, oom_kills=1).state == "oom"
-    assert judged(worker_lines=worker_lines).state == "failed"
 
 
 REPORT_OF_BOTH = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
@@ -152,7 +142,7 @@ def test_lost_rank_is_blamed_and_not_the_one_that_noticed_or_that_torchrun_saw_f
     assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
 
 
-def test_ranks_that_torchrun_ended_are_not_blamed():
+def test_ranks_that_torchrun_ended_are_not_blamed_and_one_that_died_after_its_last_record_is():
     """Rank 1 raised; torchrun then ended rank 0, which had no time for a word."""
     error = {"type": "torch.distributed.DistBackendError", "message": "NCCL error: unhandled system error"}
     worker_lines = {0: life(), 1: life("exception", **error)}
@@ -160,25 +150,25 @@ def test_ranks_that_torchrun_ended_are_not_blamed():
     assert verdict.state == "failed"
     assert verdict.reason.startswith("torch.distributed.DistBackendError: NCCL error")
     assert verdict.error.rank == 1
+    worker_lines = {rank: life("finished") for rank in (0, 1)}
+    verdict = judged(worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
+    assert verdict.state == "failed"
+    assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
 
 
-def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first():
+def test_memory_that_ran_out_outweighs_what_others_saw_first_and_a_later_stop_request():
     worker_lines = {
         0: life("exception", t_ns=10, **PEER_LOST),
         1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
     }
     verdict = judged(worker_lines=worker_lines)
-    assert verdict.state == "oom"
-    assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
-
-
-def test_what_happened_before_the_stop_request_outweighs_it():
+    assert (verdict.state, verdict.reason) == ("oom", "CUDA out of memory. Tried 2 GiB (rank 1, phase train)")
     worker_lines = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
     assert judged(worker_lines=worker_lines, stop_ns=20).state == "failed"
     assert judged(worker_lines=worker_lines, stop_ns=5).state == "stopped"
 
 
-def test_sigterm_from_a_stranger():
+def test_sigterm_from_a_stranger_and_a_training_that_could_not_end_after_it_had_finished():
     verdict = judged(ALONE, 143, worker_lines={0: life("signal")})
     assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
     worker_lines = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
@@ -189,9 +179,6 @@ def test_sigterm_from_a_stranger():
     )
     worker_lines = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
     assert judged(worker_lines=worker_lines).reason == "ValueError: bad (rank 0, phase train)"
-
-
-def test_a_training_that_could_not_end_after_it_had_finished():
     worker_lines = {0: life("finished"), 1: life("finished")}
     verdict = judged(exit_code=-15, worker_lines=worker_lines, torn_down_reason="every rank finished, but ...")
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
@@ -220,9 +207,7 @@ def test_what_ran_is_not_what_was_asked(field, asked, ran):
 
 
 def test_a_reason_is_one_short_line():
-    assert one_line("\n\n  first \nsecond") == "first"
-    assert len(one_line("x" * 1000)) == 300
-    assert one_line("") == ""
+    assert (one_line("\n\n  first \nsecond"), len(one_line("x" * 1000)), one_line("")) == ("first", 300, "")
 
 
 @pytest.mark.parametrize(
@@ -239,13 +224,6 @@ def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(fields, state,
     verdict = judged(worker_lines=worker_lines)
     assert verdict.state == state
     assert verdict.reason.endswith(ending)
-
-
-def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report():
-    worker_lines = {rank: life("finished") for rank in (0, 1)}
-    verdict = judged(worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
-    assert verdict.state == "failed"
-    assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
 
 
 def script_of(steps, ranks=2):

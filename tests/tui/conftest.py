@@ -1,7 +1,5 @@
 """An empty home, a quiet clock, and runs that a test keeps alive."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

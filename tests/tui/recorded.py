@@ -1,7 +1,5 @@
 """Runs, searches and a machine written by hand, every figure fixed, as their own processes would leave them."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -13,6 +11,7 @@ from on_disk import put
 from trainfast_runner.machine.processes import Identity, ProcessRow, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.memory.oom import explain_run, out_of_memory_of
+from trainfast_runner.records import worker_lines
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import (
@@ -32,14 +31,7 @@ from trainfast_runner.records.run_directory import read_records, read_result, re
 from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
-from trainfast_runner.records.worker_lines import (
-    ActualLine,
-    DataLine,
-    ExceptionLine,
-    PhaseLine,
-    StartedLine,
-    WorkerLine,
-)
+from trainfast_runner.records.worker_lines import ActualLine, DataLine, PhaseLine, StartedLine, WorkerLine
 from trainfast_runner.search.batch_journal import BatchLine, BatchQuestion, BatchSnapshot, Probe, RankPeaks
 from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import BestLine, BestQuestion, Space, Trial
@@ -58,43 +50,25 @@ def a_step(number: int, *, step_ms: float = 480.0, batch: int = 8, seq_len: int 
     """Step `number`; the first three are warm-up and slower, later ones wobble a little."""
     took = step_ms * (2.5 if number == 1 else 1.0 + 0.05 * math.sin(number))
     return Step(
-        t_ns=START_NS + 8 * S + int(number * step_ms * 1e6),
-        step=number,
-        warmup=number <= 3,
-        samples=batch,
-        tokens=batch * seq_len,
-        loss=8.3 * math.exp(-number / 80),
-        step_ms=took,
-        data_ms=took * 0.02,
-        forward_ms=took * 0.31,
-        backward_ms=took * 0.52,
-        optimizer_ms=took * 0.11,
-        other_ms=took * 0.04,
-        peak_allocated_bytes=412 * MIB + number * 1000,
-        peak_reserved_bytes=412 * MIB + number * 1000,
-        lr=1e-3,
-    )
+        t_ns=START_NS + 8 * S + int(number * step_ms * 1e6), step=number, warmup=number <= 3, samples=batch,
+        tokens=batch * seq_len, loss=8.3 * math.exp(-number / 80), step_ms=took, data_ms=took * 0.02,
+        forward_ms=took * 0.31, backward_ms=took * 0.52, optimizer_ms=took * 0.11, other_ms=took * 0.04,
+        peak_allocated_bytes=412 * MIB + number * 1000, peak_reserved_bytes=412 * MIB + number * 1000, lr=1e-3,
+    )  # fmt: skip
 
 
 def a_gpu(index: int, second: int = 0, **changes: Any) -> DeviceReading:
     """An H200 under load; GPU 3 runs hot and is throttled."""
     hot = index == 3
     fields: dict[str, Any] = {
-        "index": index,
-        "uuid": f"GPU-{index:08d}",
-        "name": "NVIDIA H200",
-        "memory_used_bytes": (61 + index) * GIB,
-        "memory_total_bytes": 139 * GIB,
-        "memory_free_bytes": (78 - index) * GIB,
+        "index": index, "uuid": f"GPU-{index:08d}", "name": "NVIDIA H200", "memory_used_bytes": (61 + index) * GIB,
+        "memory_total_bytes": 139 * GIB, "memory_free_bytes": (78 - index) * GIB,
         "gpu_utilization_percent": 96 + (second + index) % 4,
-        "temperature_c": 61 + index + (24 if hot else 0) + second % 3,
-        "slowdown_temperature_c": 91,
-        "power_w": 610.0 + 7 * index + second % 9,
-        "power_limit_w": 700.0,
-        "sm_clock_mhz": 1410 if hot else 1830,
+        "temperature_c": 61 + index + (24 if hot else 0) + second % 3, "slowdown_temperature_c": 91,
+        "power_w": 610.0 + 7 * index + second % 9, "power_limit_w": 700.0, "sm_clock_mhz": 1410 if hot else 1830,
         "sm_clock_max_mhz": 1980,
         "throttle_reasons": ["sw_thermal"] if hot else (["sw_power_cap"] if index == 1 else []),
-    }
+    }  # fmt: skip
     values = {**fields, **changes}
     if values["temperature_c"] is not None and values["slowdown_temperature_c"] is not None:
         values.setdefault("degrees_to_slowdown_c", values["slowdown_temperature_c"] - values["temperature_c"])
@@ -103,27 +77,16 @@ def a_gpu(index: int, second: int = 0, **changes: Any) -> DeviceReading:
 
 def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
     """The machine `second` seconds after the start."""
-    return Tick(
-        t_ns=START_NS + second * S,
-        host=HostReading(
-            cpu_percent=min(97.0, 12.0 + 8 * second) + 2 * math.sin(second),
-            cpu_count=2,
-            memory_used_bytes=int((2.6 + 0.02 * second) * GIB),
-            memory_total_bytes=int(7.75 * GIB),
-            memory_available_bytes=int((7.75 - 2.6 - 0.02 * second) * GIB),
-            run=RunReading(
-                cpu_percent=min(190.0, 16.0 * second),
-                memory_rss_bytes=(420 + 9 * second) * MIB,
-                processes=3,
-                threads=17,
-            )
-            if live
-            else None,
-        ),
-        devices=[a_gpu(index, second) for index in range(gpus)],
-        missing={} if gpus else {"nvml": LIBRARY_FAILURES[LIBRARY_NOT_FOUND].sentence},
-        sample_us=900,
-    )
+    own_bytes = (420 + 9 * second) * MIB
+    run = RunReading(cpu_percent=min(190.0, 16.0 * second), memory_rss_bytes=own_bytes, processes=3, threads=17)
+    host = HostReading(
+        cpu_percent=min(97.0, 12.0 + 8 * second) + 2 * math.sin(second), cpu_count=2,
+        memory_used_bytes=int((2.6 + 0.02 * second) * GIB), memory_total_bytes=int(7.75 * GIB),
+        memory_available_bytes=int((7.75 - 2.6 - 0.02 * second) * GIB), run=run if live else None,
+    )  # fmt: skip
+    missing = {} if gpus else {"nvml": LIBRARY_FAILURES[LIBRARY_NOT_FOUND].sentence}
+    devices = [a_gpu(index, second) for index in range(gpus)]
+    return Tick(t_ns=START_NS + second * S, host=host, devices=devices, missing=missing, sample_us=900)
 
 
 RAMP = range(20, 32)
@@ -196,25 +159,12 @@ def write_lines(path: Path, records: list[Any]) -> None:
 
 
 def a_run(
-    home: Home,
-    run_id: str = "20261121-054455-tiny-llama-7f3a",
-    *,
-    state: str = "finished",
-    steps: int = 30,
-    planned: int = 50,
-    step_ms: float = 480.0,
-    gpus: int = 0,
-    reason: str | None = None,
-    preset: str = "tiny-llama",
-    synthetic: bool = False,
-    error: RunError | None = None,
-    log: str = "tokenizing the standard library\nepoch 1\n",
-    knobs: dict[str, Any] | None = None,
-    with_result: bool = True,
-    memory_limit: list[int] | None = None,
-    role: str | None = None,
-    predicted_bytes: int | None = None,
-) -> Path:
+    home: Home, run_id: str = "20261121-054455-tiny-llama-7f3a", *, state: str = "finished", steps: int = 30,
+    planned: int = 50, step_ms: float = 480.0, gpus: int = 0, reason: str | None = None, preset: str = "tiny-llama",
+    synthetic: bool = False, error: RunError | None = None, log: str = "tokenizing the standard library\nepoch 1\n",
+    knobs: dict[str, Any] | None = None, with_result: bool = True, memory_limit: list[int] | None = None,
+    role: str | None = None, predicted_bytes: int | None = None,
+) -> Path:  # fmt: skip
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
     home.create()
     directory = home.directory(run_id)
@@ -222,21 +172,14 @@ def a_run(
     chosen = {**defaults(), "seq_len": 128, "lr": 1e-3, "steps": planned, "devices": 1, **(knobs or {})}
     batch = int(str(chosen["batch_size"]))
     run = RunFile(
-        run_id=run_id,
-        preset=preset,
-        title="Llama, 4 layers of 192, on this Python's own sources",
-        model={"family": "llama"},
-        overrides=list(knobs or {}),
-        data={"kind": "random" if synthetic else "text", "objective": "causal-lm"},
-        knobs=chosen,
-        device="cuda" if gpus else "cpu",
-        device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
-        memory_limit_bytes=memory_limit,
-        role=role,
-        predicted=None if predicted_bytes is None else Prediction(total_bytes=predicted_bytes),
-        boot_id="",
+        run_id=run_id, preset=preset, title="Llama, 4 layers of 192, on this Python's own sources",
+        model={"family": "llama"}, overrides=list(knobs or {}),
+        data={"kind": "random" if synthetic else "text", "objective": "causal-lm"}, knobs=chosen,
+        device="cuda" if gpus else "cpu", device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
+        memory_limit_bytes=memory_limit, role=role,
+        predicted=None if predicted_bytes is None else Prediction(total_bytes=predicted_bytes), boot_id="",
         clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
-    )
+    )  # fmt: skip
     put(directory / "run.json", run)
     (directory / "alive.lock").touch(mode=0o600)
     all_steps = [a_step(number, step_ms=step_ms, batch=batch) for number in range(1, steps + 1)]
@@ -246,27 +189,12 @@ def a_run(
         PhaseLine(t_ns=START_NS + 2 * S, phase="data", detail="opening text data"),
         DataLine(t_ns=START_NS + 3 * S, synthetic=synthetic, source="text"),
         PhaseLine(t_ns=START_NS + 4 * S, phase="model", detail=""),
-        ActualLine(
-            t_ns=START_NS + 7 * S,
-            wrapper="none",
-            compute_dtype="float32",
-            device="cuda" if gpus else "cpu",
-            world_size=1,
-        ),
+        ActualLine(t_ns=START_NS + 7 * S, wrapper="none", compute_dtype="float32", device=run.device, world_size=1),
         PhaseLine(t_ns=START_NS + 8 * S, phase="train", detail=""),
     ]
     if error is not None:
-        lines.append(
-            ExceptionLine(
-                t_ns=START_NS + 9 * S,
-                rank=error.rank,
-                phase=error.phase,
-                step=steps + 1,
-                type=error.type,
-                message=error.message,
-                is_oom=state == "oom",
-            )
-        )
+        died = {"rank": error.rank, "phase": error.phase, "type": error.type, "message": error.message}
+        lines.append(worker_lines.ExceptionLine(t_ns=START_NS + 9 * S, step=steps + 1, is_oom=state == "oom", **died))
     write_lines(directory / "worker.jsonl", lines)
     seconds = 8 + int(steps * step_ms / 1000) + 1
     write_lines(directory / "telemetry.jsonl", [a_tick(second, gpus=gpus) for second in range(seconds)])
@@ -286,41 +214,26 @@ def a_result(
     middle = counted[len(counted) // 2] if counted else None
     rate = middle.samples / middle.step_ms * 1e3 if middle else None
     tokens = middle.tokens / middle.step_ms * 1e3 if middle else None
+    step_ms, memory = StepTime(), MemoryFigures(predicted_bytes=run.predicted_bytes)
+    if middle:
+        phases = {name: getattr(middle, f"{name}_ms") for name in ("data", "forward", "backward", "optimizer", "other")}
+        step_ms = StepTime(p50=middle.step_ms, p90=middle.step_ms * 1.04, p99=middle.step_ms * 1.05, **phases)
+    if steps:
+        peaks = {name: getattr(steps[-1], name) for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+        memory = replace(memory, **peaks)
     return Result(
-        run_id=run.run_id,
-        role=run.role,
-        diagnosed=True,
-        state=state,
+        run_id=run.run_id, role=run.role, diagnosed=True, state=state, preset=run.preset, synthetic_data=synthetic,
         reason=reason if reason is not None else f"{len(steps)} of {run.knobs['steps']} steps",
-        preset=run.preset,
-        synthetic_data=synthetic,
-        started_wall_ns=WALL_NS,
-        seconds=8 + len(steps) * 0.5,
-        knobs=run.knobs,
-        overrides=run.override_values(),
-        actual=Actual(wrapper="none", world_size=1, device=run.device),
+        started_wall_ns=WALL_NS, seconds=8 + len(steps) * 0.5, knobs=run.knobs, overrides=run.override_values(),
+        actual=Actual(wrapper="none", world_size=1, device=run.device), step_ms=step_ms, memory=memory, error=error,
         steps=StepCount(measured=len(counted), warmup=len(steps) - len(counted)),
         loss=Losses(first=8.1, last=5.7) if steps else Losses(),
         throughput=Throughput(
             samples_per_s=Spread(median=rate, mad=rate and rate * 0.01),
             tokens_per_s=Spread(median=tokens, mad=tokens and tokens * 0.01),
         ),
-        step_ms=StepTime(
-            p50=middle.step_ms,
-            p90=middle.step_ms * 1.04,
-            p99=middle.step_ms * 1.05,
-            **{name: getattr(middle, f"{name}_ms") for name in ("data", "forward", "backward", "optimizer", "other")},
-        )
-        if middle
-        else StepTime(),
-        memory=MemoryFigures(
-            peak_allocated_bytes=steps[-1].peak_allocated_bytes if steps else None,
-            peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
-            predicted_bytes=run.predicted_bytes,
-        ),
         cpu=Cpu(allocator="glibc 2.36", thresholds="strict in warm-up", threads=2, wait_policy="default"),
-        error=error,
-    )
+    )  # fmt: skip
 
 
 OOM_WORDS = (
@@ -332,15 +245,10 @@ OOM_WORDS = (
 def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> Path:
     """A run that did not fit, in its first step, explained without a trace."""
     directory = a_run(
-        home,
-        run_id,
-        state="oom",
-        steps=0,
-        reason=OOM_WORDS,
+        home, run_id, state="oom", steps=0, reason=OOM_WORDS,
         error=RunError(rank=0, phase="forward", type="RuntimeError", message=OOM_WORDS),
-        knobs={"batch_size": 4096, "memory_limit": "1GiB"},
-        memory_limit=[GIB],
-    )
+        knobs={"batch_size": 4096, "memory_limit": "1GiB"}, memory_limit=[GIB],
+    )  # fmt: skip
     return explained(directory)
 
 
@@ -366,69 +274,38 @@ def now(state: str = "running", at: int = 1) -> Event:
 
 def a_full_tick(second: int, gpus: int = 8) -> Tick:
     """Every GPU gives every reading; GPU 5 sits in a slot of half the width and had a memory error."""
-    devices = [
-        a_gpu(
-            index,
-            second,
-            t_ns=START_NS + second * S,
-            memory_utilization_percent=40 + index,
-            degrees_to_slowdown_c=(91 - 61 - index) if index != 3 else 3,
-            gpu_max_temperature_c=88,
-            memory_temperature_c=78 + index,
-            memory_max_temperature_c=95,
-            memory_clock_mhz=3201,
-            memory_clock_max_mhz=3201,
-            power_average_w=601.0,
-            power_instant_w=655.0,
-            energy_mj=600_000 * second,
+
+    def gpu(index: int) -> DeviceReading:
+        return a_gpu(
+            index, second, t_ns=START_NS + second * S, memory_utilization_percent=40 + index,
+            degrees_to_slowdown_c=(91 - 61 - index) if index != 3 else 3, gpu_max_temperature_c=88,
+            memory_temperature_c=78 + index, memory_max_temperature_c=95, memory_clock_mhz=3201,
+            memory_clock_max_mhz=3201, power_average_w=601.0, power_instant_w=655.0, energy_mj=600_000 * second,
             thermal_violation_ns=S * second if index == 3 else 0,
-            power_violation_ns=S * second // 4 if index == 1 else 0,
-            pcie_generation=5,
-            pcie_generation_max=5,
-            pcie_width=8 if index == 5 else 16,
-            pcie_width_max=16,
-            pcie_tx_bytes=second * GIB,
-            pcie_rx_bytes=second * 512 * MIB,
-            nvlink_tx_bytes=second * 100 * GIB,
-            nvlink_rx_bytes=second * 90 * GIB,
-            ecc_corrected_errors=0,
-            ecc_uncorrected_errors=1 if index == 5 else 0,
-            remapped_rows_corrected=0,
-            remapped_rows_uncorrected=1 if index == 5 else 0,
-            remapped_rows_pending=1 if index == 5 else 0,
-        )
-        for index in range(gpus)
-    ]
+            power_violation_ns=S * second // 4 if index == 1 else 0, pcie_generation=5, pcie_generation_max=5,
+            pcie_width=8 if index == 5 else 16, pcie_width_max=16, pcie_tx_bytes=second * GIB,
+            pcie_rx_bytes=second * 512 * MIB, nvlink_tx_bytes=second * 100 * GIB, nvlink_rx_bytes=second * 90 * GIB,
+            ecc_corrected_errors=0, ecc_uncorrected_errors=int(index == 5), remapped_rows_corrected=0,
+            remapped_rows_uncorrected=int(index == 5), remapped_rows_pending=int(index == 5),
+        )  # fmt: skip
+
     tick = a_tick(second, live=False)
     host = replace(
-        tick.host,
-        load_1m=3.2,
-        memory_available_bytes=4 * GIB,
-        swap_used_bytes=0,
-        disk_read_bytes=second * 80 * MIB,
-        disk_write_bytes=second * MIB,
-        network_received_bytes=second * 2 * MIB,
-        network_sent_bytes=second * MIB,
-    )
+        tick.host, load_1m=3.2, memory_available_bytes=4 * GIB, swap_used_bytes=0, disk_read_bytes=second * 80 * MIB,
+        disk_write_bytes=second * MIB, network_received_bytes=second * 2 * MIB, network_sent_bytes=second * MIB,
+    )  # fmt: skip
     missing = {f"gpu{index}.fan_percent": "not supported" for index in range(gpus)}
-    return replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
+    return replace(tick, devices=[gpu(index) for index in range(gpus)], host=host, missing=missing, sample_us=12_400)
 
 
 def some_rows(gpus: int = 8) -> tuple[ProcessRow, ...]:
-    return tuple(
-        ProcessRow(
-            4000 + at,
-            Identity(4000 + at, 5),
-            "root" if at == 2 else "anna",
-            at != 2,
-            f"/usr/bin/python train_{at}.py --lr 3e-4",
-            12.5 * at,
-            at * 900 * MIB,
-            3600 * at + 7,
-            ((at, (60 - at) * GIB),) if at < min(gpus, 3) else (),
-        )
-        for at in range(5)
-    ) + ((ProcessRow(99_999, devices=((6, 3 * GIB),)),) if gpus else ())
+    def row(at: int) -> ProcessRow:
+        owner, command = "root" if at == 2 else "anna", f"/usr/bin/python train_{at}.py --lr 3e-4"
+        held = ((at, (60 - at) * GIB),) if at < min(gpus, 3) else ()
+        identity, figures = Identity(4000 + at, 5), (12.5 * at, at * 900 * MIB, 3600 * at + 7)
+        return ProcessRow(identity.pid, identity, owner, at != 2, command, *figures, held)
+
+    return *map(row, range(5)), *([ProcessRow(99_999, devices=((6, 3 * GIB),))] if gpus else [])
 
 
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
@@ -441,20 +318,12 @@ def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -
     peak = int((118 + 21.5 * batch) * MIB)
     phase_peaks = {"forward_backward": peak, "optimizer": 190 * MIB}
     fields: dict[str, Any] = {
-        "t_ns": START_NS + at * S,
-        "batch_size": batch,
-        "outcome": outcome,
-        "run_id": RUN_ID,
-        "seconds": 2.5 + batch / 8,
-        "rank": 0,
-        "phase": "forward_backward",
-        "phase_peaks": phase_peaks,
-        "peak_allocated_bytes": peak,
-        "peak_reserved_bytes": peak,
-        "samples_per_s": 17.0 - batch / 20,
+        "t_ns": START_NS + at * S, "batch_size": batch, "outcome": outcome, "run_id": RUN_ID,
+        "seconds": 2.5 + batch / 8, "rank": 0, "phase": "forward_backward", "phase_peaks": phase_peaks,
+        "peak_allocated_bytes": peak, "peak_reserved_bytes": peak, "samples_per_s": 17.0 - batch / 20,
         "step_ms": batch / (17.0 - batch / 20) * 1e3,
         "ranks": [RankPeaks(rank=0, phase_peaks=phase_peaks, limit_peak_bytes=peak + 2 * MIB)],
-    }
+    }  # fmt: skip
     if outcome == "oom":
         fields |= {"phase": "backward", "samples_per_s": None, "step_ms": None, "phase_peaks": {}, "ranks": []}
     return Probe(**{**fields, **changes})
@@ -466,17 +335,10 @@ def asked(**changes: Any) -> BatchQuestion:
     # The plan writes down how many devices it takes.
     knobs = {**spec.knobs, "devices": 1}
     fields: dict[str, Any] = {
-        "t_ns": START_NS,
-        "search_id": SEARCH_ID,
-        "key": "k",
-        "preset": "tiny-llama",
-        "model": spec.model,
-        "data": spec.data,
-        "knobs": knobs,
-        "limits_bytes": [GIB],
-        "limit_words": "memory_limit",
+        "t_ns": START_NS, "search_id": SEARCH_ID, "key": "k", "preset": "tiny-llama", "model": spec.model,
+        "data": spec.data, "knobs": knobs, "limits_bytes": [GIB], "limit_words": "memory_limit",
         "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
-    }
+    }  # fmt: skip
     return BatchQuestion(**{**fields, **changes})
 
 
@@ -514,16 +376,11 @@ def a_question(**changes: Any) -> BestQuestion:
     """tiny-llama under 1 GiB at its own global batch."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     fields: dict[str, Any] = {
-        **spec.record_fields(),
-        "t_ns": START_NS,
-        "search_id": BEST_ID,
-        "key": "k",
+        **spec.record_fields(), "t_ns": START_NS, "search_id": BEST_ID, "key": "k",
         "vary": {"batch_size": [4, 8, 16], "precision": ["fp32", "bf16"], "checkpointing": ["off", "full"]},
-        "global_batch": 16,
-        "budget_s": 600.0,
-        "limits_bytes": [GIB],
+        "global_batch": 16, "budget_s": 600.0, "limits_bytes": [GIB],
         "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
-    }
+    }  # fmt: skip
     return BestQuestion(**{**fields, **changes})
 
 
@@ -546,16 +403,11 @@ def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", war
     """A trial of eight steps at this rate, its memory as predicted and 3 % more."""
     step_ms = 16_000 / rate
     fields: dict[str, Any] = {
-        "t_ns": START_NS + at * S,
-        "candidate_number": number,
-        "run_id": WARM_ID,
-        "outcome": outcome,
-        "warm": warm,
-        "samples_per_step": 16,
-        "step_ms": [step_ms * (1 + 0.01 * ((place * 3) % 5 - 2)) for place in range(8)],
+        "t_ns": START_NS + at * S, "candidate_number": number, "run_id": WARM_ID, "outcome": outcome, "warm": warm,
+        "samples_per_step": 16, "step_ms": [step_ms * (1 + 0.01 * ((place * 3) % 5 - 2)) for place in range(8)],
         "peak_allocated_bytes": int((SPACE.candidates[number].predicted_bytes or 0) * 1.03),
         "seconds": 3.2 if warm else 7.5,
-    }
+    }  # fmt: skip
     if outcome == "oom":
         fields |= {"step_ms": [], "peak_allocated_bytes": None, "reason": "ran out of memory in backward"}
     return Trial(**{**fields, **more})

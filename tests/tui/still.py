@@ -1,7 +1,5 @@
 """The app without its threads: it shows the snapshots a test gives it, and nothing else moves."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import os
@@ -13,24 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import recorded
 from msgspec.structs import replace
-from recorded import (
-    BEST_ID,
-    MIB,
-    START_NS,
-    S,
-    a_full_tick,
-    a_ramp_tick,
-    a_run,
-    a_thermal_ramp,
-    a_tick,
-    is_batch,
-    now,
-    own_supervisor,
-    seen,
-    some_rows,
-    write_lines,
-)
+from recorded import BEST_ID, MIB, START_NS, S, a_run, a_tick, is_batch, now, own_supervisor, seen, write_lines
 from textual._context import active_app
 from textual.app import App
 from textual.pilot import Pilot
@@ -242,8 +225,9 @@ def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, .
 
 def the_machine(gpus: int = 8, *, rows: tuple[ProcessRow, ...] | None = None) -> Snapshot:
     """A machine of several GPUs, without a driver."""
-    ticks = tuple(a_full_tick(second, gpus) if gpus else a_tick(second, live=False) for second in range(80))
-    return replace(a_snapshot(None, second=80, ticks=ticks), processes=some_rows(gpus) if rows is None else rows)
+    ticks = tuple(recorded.a_full_tick(second, gpus) if gpus else a_tick(second, live=False) for second in range(80))
+    processes = recorded.some_rows(gpus) if rows is None else rows
+    return replace(a_snapshot(None, second=80, ticks=ticks), processes=processes)
 
 
 def a_fit(total_mib: int, available: AvailableMemory | None, **figures: Any) -> PredictedFit:
@@ -268,9 +252,9 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
 
 def a_live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:
     """The live run of `a_thermal_ramp` in this second."""
-    directory = a_thermal_ramp(home, with_result=False)
+    directory = recorded.a_thermal_ramp(home, with_result=False)
     hold(directory)
-    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(until)])
+    write_lines(directory / "telemetry.jsonl", [recorded.a_ramp_tick(second) for second in range(until)])
     write_lines(directory / "events.jsonl", [own_supervisor(), now()])
     return directory
 

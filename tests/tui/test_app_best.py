@@ -1,29 +1,14 @@
 """The best-fit search on the screen: planned, started, paused, ordered, left and taken."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
+import recorded
 from msgspec import to_builtins
 from msgspec.structs import replace
-from recorded import (
-    BASELINE,
-    BEST_ID,
-    FASTEST,
-    SLOW_HOST,
-    START_NS,
-    a_question,
-    a_search,
-    a_trial,
-    best_answered,
-    best_going_on,
-    seen,
-)
-from still import FULL, SMALL, Conducted, has, running
+from recorded import BASELINE, BEST_ID, SLOW_HOST, START_NS, a_search, a_trial, best_answered, best_going_on, seen
+from still import FULL, SMALL, has, running
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best_journal import ColdRun, Trial
@@ -32,12 +17,12 @@ from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
 
 
-async def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home, conducted: Conducted) -> None:
+async def test_the_title_names_the_preset_before_the_question_is_recorded(home, conducted):
     async with running(home) as (_, pilot):
         assert (await pilot.opened(conducted([]))).startswith("best fit: tiny-llama ─")
 
 
-async def test_the_newest_trials_stay_visible_and_the_keys_reach_the_others(home: Home, live_best: Path) -> None:
+async def test_the_newest_trials_stay_visible_and_the_keys_reach_the_others(home, live_best):
     async with running(home, size=SMALL) as (_, pilot):
         assert "● the baseline" not in await pilot.opened(live_best)
         assert "● the baseline" in await pilot.press(*["up"] * 6)
@@ -45,7 +30,7 @@ async def test_the_newest_trials_stay_visible_and_the_keys_reach_the_others(home
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_a_search_that_starts_tells_its_question(home: Home, conducted: Conducted, size: tuple[int, int]) -> None:
+async def test_a_search_that_starts_tells_its_question(home, conducted, size):
     search = conducted(best_going_on()[:2])
     async with running(home, size=size) as (_, pilot):
         text = await pilot.opened(search)
@@ -54,7 +39,7 @@ async def test_a_search_that_starts_tells_its_question(home: Home, conducted: Co
     assert varied in " ".join(text.split())
 
 
-def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget() -> None:
+def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget():
     lines = best_going_on()
     assert chance_words(BestSoFar(tuple(lines[:7]))) == ""
     one_measured = replace(lines[-1], leader_number=BASELINE, chance=1.0)
@@ -67,7 +52,7 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-def test_an_answer_has_the_baselines_bottleneck_and_the_lever_that_was_left_alone(size: tuple[int, int]) -> None:
+def test_an_answer_has_the_baselines_bottleneck_and_the_lever_that_was_left_alone(size):
     lever = "predicted: about 4x samples/s by a global batch of 64 instead of 8, if your training allows"
     so_far = BestSoFar(tuple(best_answered(diagnosis=[SLOW_HOST], unused_lever=lever)), state="answered")
     shown = "\n".join(line_text(line) for line in best_page(so_far, START_NS, size[0]).foot)
@@ -76,7 +61,7 @@ def test_an_answer_has_the_baselines_bottleneck_and_the_lever_that_was_left_alon
         assert lever in " ".join(text.split())
 
 
-async def test_enter_takes_the_answer(home: Home) -> None:
+async def test_enter_takes_the_answer(home):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.opened(a_search(home, best_answered()))
         assert "r runs it" in await pilot.press("enter")
@@ -88,14 +73,10 @@ OTHERS = Doubt(kind="other_processes", text="other processes took 72 % of the CP
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Home, size: tuple[int, int]) -> None:
-    void = [
-        a_trial(number, 70.0, 33 + number, outcome="void", reason=OTHERS.text, doubts=[OTHERS]) for number in (4, 7, 9)
-    ]
+async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home, size):
+    void = [a_trial(n, 70.0, 33 + n, outcome="void", reason=OTHERS.text, doubts=[OTHERS]) for n in (4, 7, 9)]
     *lines, end = best_answered(tied_numbers=[], tried_in_budget=1)
-    only_baseline = [
-        line for line in lines if not isinstance(line, Trial | ColdRun) or line.candidate_number == BASELINE
-    ]
+    only_baseline = [one for one in lines if not isinstance(one, Trial | ColdRun) or one.candidate_number == BASELINE]
     search = a_search(home, [*only_baseline, *void, end])
     async with running(home, size=size) as (_, pilot):
         text = " ".join((await pilot.opened(search)).split())
@@ -112,7 +93,7 @@ async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Ho
     assert reported == 3 * [OTHERS.text]
 
 
-async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in_json(home: Home) -> None:
+async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in_json(home):
     lines = [
         replace(line, reason=OTHERS.text, doubts=[OTHERS]) if isinstance(line, ColdRun) else line
         for line in best_answered(tied_numbers=[])
@@ -129,23 +110,23 @@ async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home: Home, is_live: bool) -> None:
+def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home, is_live):
     """A trial of 80.0 samples/s of the best setting, whose rate is 60.5 by all that was measured."""
     lines = best_going_on() if is_live else best_answered()
-    lines.insert(-1, a_trial(FASTEST, 80.0, 33))
+    lines.insert(-1, a_trial(recorded.FASTEST, 80.0, 33))
     so_far = BestSoFar(tuple(lines), state="running" if is_live else "answered")
     [mark] = [point for point in candidate_points(so_far) if point.sign == "■"]
     assert mark.y == so_far.best.value.median != 80.0
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_an_answer_that_the_noise_decides_names_no_winner(home: Home, size: tuple[int, int]) -> None:
+async def test_an_answer_that_the_noise_decides_names_no_winner(home, size):
     async with running(home, size=size) as (_, pilot):
         text = await pilot.opened(a_search(home, best_answered(within_percent=8.0)))
         has(text, "✓ no winner: within 8.0 %, the noise of this machine", "chosen 60.5 samples/s")
 
 
-async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, live_best: Path) -> None:
+async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home, live_best):
     async with running(home) as (app, pilot):
         await pilot.opened(live_best)
         await pilot.press("enter")
@@ -165,17 +146,8 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         ("samples_per_joule", None, "61.0 samples/J (59.4 to 62.6)", "samples/J", "samples/J"),
     ],
 )
-async def test_every_figure_is_that_of_the_objective(
-    home: Home,
-    conducted: Conducted,
-    size: tuple[int, int],
-    objective: str,
-    for_steps: int | None,
-    best: str,
-    unit: str,
-    charted: str,
-) -> None:
-    lines = [a_question(objective=objective, for_steps=for_steps), *best_going_on()[1:]]
+async def test_every_figure_is_that_of_the_objective(home, conducted, size, objective, for_steps, best, unit, charted):
+    lines = [recorded.a_question(objective=objective, for_steps=for_steps), *best_going_on()[1:]]
     joules = [replace(line, joules=0.2 * 16 * 8) if isinstance(line, Trial) else line for line in lines]
     async with running(home, size=size) as (_, pilot):
         text = await pilot.opened(conducted(joules))
@@ -185,7 +157,7 @@ async def test_every_figure_is_that_of_the_objective(
 
 
 @pytest.mark.parametrize("plain_output", [False, True])
-async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Conducted, plain_output: bool) -> None:
+async def test_plain_ascii_and_no_control_sequences(home, conducted, plain_output):
     *lines, step = best_going_on()
     search = conducted([*lines, replace(step, why="x\x1b[31my")])
     async with running(home, ascii=True, plain_output=plain_output) as (_, pilot):
@@ -194,7 +166,7 @@ async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Condu
     assert "xy" in text
 
 
-def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
+def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home):
     run = ColdRun(candidate_number=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = seen(a_search(home, [*best_going_on(), run]))
     assert so_far.attempts[-1] == run

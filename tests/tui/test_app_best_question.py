@@ -1,25 +1,17 @@
 """The question of a best-fit search on the screen: planned, put part by part, refused, and searched."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import START_NS, S, a_question, a_run, a_search, best_answered, best_going_on, own_supervisor, write_lines
-from still import BEST_NOW_S, MIDDLE, SMALL, Conducted, Lock, Starts, a_snapshot, has, running
-from textual.pilot import Pilot
+from still import BEST_NOW_S, MIDDLE, SMALL, a_snapshot, has, running
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search.best_journal import BestEnded, BestRequest
 from trainfast_runner.search.journal import CANCELLED_REASON
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens import best
 from trainfast_tui.screens.best import BestPlanned
@@ -29,28 +21,26 @@ PLAN = "candidates 12, 11 of them can run here"
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def planned(monkeypatch):
     """A plan without a look at this machine."""
-    vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
+    vary = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
-    def plan(spec: RunSpec, request: BestRequest, python: str | None) -> BestPlanned:
+    def plan(spec, request, python):
         return BestPlanned(request, [(PLAN, "text")], request.vary or vary, 16)
 
     monkeypatch.setattr(best, "plan_best", plan)
 
 
-async def until_started(pilot: Pilot[Any], starts: Starts) -> None:
+async def until_started(pilot, starts):
     """Wait until a search was started and its thread has posted SearchStarted."""
 
-    def has_posted() -> bool:
+    def has_posted():
         return bool(starts.asked) and all(thread.name != "trainfast-search" for thread in threading.enumerate())
 
     await pilot.until_true(has_posted, "the start")
 
 
-async def test_s_stops_the_search_and_f5_continues_its_question(
-    home: Home, live_best: Path, starts: Starts, cancelled: list[Path]
-) -> None:
+async def test_s_stops_the_search_and_f5_continues_its_question(home, live_best, starts, cancelled):
     async with running(home) as (_, pilot):
         await pilot.opened(live_best)
         await pilot.press("s")
@@ -63,13 +53,10 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         asked = starts.asked[0]
         assert not asked.fresh, "the unfinished one goes on"
         question = a_question()
-        assert asked.spec.knobs == question.knobs
-        assert (asked.best.vary, asked.best.global_batch) == (question.vary, 16)
+        assert (asked.spec.knobs, asked.best.vary, asked.best.global_batch) == (question.knobs, question.vary, 16)
 
 
-async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, starts: Starts, conduct: Lock
-) -> None:
+async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(home, planned, starts, conduct):
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
@@ -84,7 +71,7 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         assert "best so far" in await pilot.show_search(search)
 
 
-async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended(home: Home, planned: None) -> None:
+async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended(home, planned):
     run = a_run(home, with_result=False)
     write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
     alive = os.open(run / "alive.lock", os.O_RDWR | os.O_CREAT)
@@ -98,7 +85,7 @@ async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended
         assert "is using the device" not in await pilot.until(PLAN)
 
 
-async def test_the_question_is_put_part_by_part_and_then_searched(home: Home, planned: None, starts: Starts) -> None:
+async def test_the_question_is_put_part_by_part_and_then_searched(home, planned, starts):
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
@@ -128,7 +115,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(home: Home, pl
     )
 
 
-async def test_the_varied_values_are_a_checklist_with_a_count(home: Home, planned: None) -> None:
+async def test_the_varied_values_are_a_checklist_with_a_count(home, planned):
     async with running(home, size=MIDDLE) as (_, pilot):
         await pilot.opened(None)
         await pilot.until(PLAN)
@@ -142,7 +129,7 @@ async def test_the_varied_values_are_a_checklist_with_a_count(home: Home, planne
         await pilot.until("v vary          batch_size=4,8 precision=bf16,tf32")
 
 
-async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(home: Home, planned: None) -> None:
+async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(home, planned):
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         await pilot.until(PLAN)
@@ -161,7 +148,7 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
             assert "10 min" in await pilot.press("escape")
 
 
-async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: None) -> None:
+async def test_escape_closes_the_question_and_forgets_it(home, planned):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.opened(None)
         await pilot.until(PLAN)
@@ -174,7 +161,7 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         has(text, "b global batch  16 samples, as the knobs are set", "f fresh         no")
 
 
-async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, starts: Starts) -> None:
+async def test_after_an_answer_another_question_can_be_put(home, planned, starts):
     async with running(home, size=SMALL) as (_, pilot):
         text = await pilot.opened(a_search(home, best_answered()))
         assert "v new question" in text.splitlines()[-1]
@@ -188,7 +175,7 @@ async def test_after_an_answer_another_question_can_be_put(home: Home, planned: 
     )
 
 
-async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, starts: Starts) -> None:
+async def test_f_begins_anew_without_earlier_searches(home, planned, starts):
     async with running(home) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
@@ -208,9 +195,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
 
 
-async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
-    home: Home, planned: None, conducted: Conducted
-) -> None:
+async def test_a_search_of_another_preset_stays_when_it_ends(home, planned, conducted):
     search = conducted([a_question(preset="gpt2-small"), *best_going_on()[1:]])
     async with running(home) as (_, pilot):
         assert "● trying" in await pilot.opened(search)
@@ -221,9 +206,7 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
 
 
 @pytest.mark.parametrize(("preset", "asked"), [("gpt2", "best fit: gpt2 "), ("no-such-preset", "no-such-preset")])
-async def test_a_question_after_an_answer_is_about_the_preset_on_the_screen(
-    home: Home, planned: None, conducted: Conducted, preset: str, asked: str
-) -> None:
+async def test_a_question_after_an_answer_is_about_the_preset_on_the_screen(home, planned, conducted, preset, asked):
     search = conducted([a_question(preset=preset), *best_going_on()[1:]])
     async with running(home) as (_, pilot):
         await pilot.opened(search)
@@ -234,8 +217,8 @@ async def test_a_question_after_an_answer_is_about_the_preset_on_the_screen(
         assert ("1 min 30 s" in text) == (preset == "gpt2"), "a preset that is gone is named, and nothing is asked"
 
 
-async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:
-    def refuse(*arguments: Any) -> BestPlanned:
+async def test_a_refused_plan_and_start_say_why(home, monkeypatch, starts):
+    def refuse(*arguments):
         raise UserError("the device is in use", key="devices")
 
     monkeypatch.setattr(best, "plan_best", refuse)
@@ -249,7 +232,7 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
 
 
-def test_a_busy_cpu_is_said_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_cpu_is_said_before_a_search(monkeypatch):
     monkeypatch.setattr("trainfast_runner.machine.cpu.others_percent", lambda seconds: 72.0)
     said = "others take 72 % of the CPU: this budget tries about 28 % of what it would alone"
     assert (busy_lines("cpu"), busy_lines("cuda")) == ([said], [])

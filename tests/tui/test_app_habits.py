@@ -1,18 +1,13 @@
 """The habits of the field: mouse, filters, ways back and out, keys typed ahead, exports and reports, the job badge."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
 from recorded import a_run, a_search, answered
-from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
+from still import FULL, SMALL, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
 from textual.events import Key, MouseScrollDown
-from textual.widget import Widget
 from textual.widgets import OptionList
 
-from trainfast_runner.records.home import Home
 from trainfast_tui.panels.dialogs import ValueDialog, YesDialog
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.panels.knob_panel import KnobPanel
@@ -24,7 +19,7 @@ from trainfast_tui.screens.runs import RunsScreen, RunsTable
 SECOND = "20261121-060000-tiny-llama-0001"
 
 
-def row_of(app: StillApp, widget: Widget, words: str) -> tuple[int, int]:
+def row_of(app, widget, words):
     """The place of these words in the widget, in columns and rows."""
     region = widget.region
     for y, line in enumerate(screen_text(app).splitlines()[region.y : region.bottom]):
@@ -33,7 +28,7 @@ def row_of(app: StillApp, widget: Widget, words: str) -> tuple[int, int]:
     raise AssertionError(f"{words!r} is not in the widget:\n{screen_text(app)}")
 
 
-async def test_q_and_esc_go_back_from_every_screen(home: Home) -> None:
+async def test_q_and_esc_go_back_from_every_screen(home):
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):
         for opens, key in itertools.product(("b", "B", "h", "m", "T", "question_mark", "d"), ("q", "escape")):
             await pilot.press(opens)
@@ -44,19 +39,19 @@ async def test_q_and_esc_go_back_from_every_screen(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("opens", "key"), [("", "q"), ("", "Q"), ("b", "Q"), ("m", "ctrl+q"), ("h", "ctrl+c")])
-async def test_capital_q_leaves_from_every_screen_and_q_from_the_main_one(home: Home, opens: str, key: str) -> None:
+async def test_capital_q_leaves_from_every_screen_and_q_from_the_main_one(home, opens, key):
     async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.press(*opens, key)
         assert app.return_code == 0
 
 
-async def test_a_colon_opens_the_palette(home: Home) -> None:
+async def test_a_colon_opens_the_palette(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.press("colon")
         assert type(app.screen).__name__ == "CommandPalette"
 
 
-async def test_a_click_chooses_a_knob_and_two_more_one_of_its_values(home: Home) -> None:
+async def test_a_click_chooses_a_knob_and_two_more_one_of_its_values(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         panel = app.screen.query_one(KnobPanel)
         place = row_of(app, panel, "grad_accum")
@@ -70,13 +65,7 @@ async def test_a_click_chooses_a_knob_and_two_more_one_of_its_values(home: Home)
         assert app.session.next_run.spec.knobs["grad_accum"] == 16
 
 
-async def test_the_filter_goes_to_the_knob_of_this_name(home: Home) -> None:
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        await pilot.press("slash", *"samples", "enter")
-        assert app.screen.query_one(KnobPanel).current == "samples"
-
-
-async def test_a_click_on_the_footer_is_its_key(home: Home) -> None:
+async def test_a_click_on_the_footer_is_its_key(home):
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         footer = app.screen.query_one(Footer)
         await pilot.click(footer, offset=row_of(app, footer, "b batch"))
@@ -86,7 +75,7 @@ async def test_a_click_on_the_footer_is_its_key(home: Home) -> None:
         assert app.screen is app.main
 
 
-async def test_the_wheel_moves_through_the_knobs_and_back(home: Home) -> None:
+async def test_the_wheel_moves_through_the_knobs_and_back(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         panel = app.screen.query_one(KnobPanel)
         first = panel.current
@@ -96,9 +85,11 @@ async def test_the_wheel_moves_through_the_knobs_and_back(home: Home) -> None:
         assert panel.current == first
         await pilot.press("G")
         assert panel.current == panel.listed[-1]
+        await pilot.press("slash", *"samples", "enter")
+        assert panel.current == "samples", "the filter goes to the knob of this name"
 
 
-async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
+async def test_a_click_orders_a_table_and_opens_a_run(home):
     a_run(home)
     a_run(home, SECOND)
     async with running(home, a_snapshot(None)) as (app, pilot):
@@ -116,7 +107,7 @@ async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
         assert app.session.reader.followed == home.directory(chosen.run_id)
 
 
-async def test_a_click_answers_a_question(home: Home, hold) -> None:
+async def test_a_click_answers_a_question(home, hold):
     async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
         await pilot.press("r")
         assert isinstance(app.screen, YesDialog)
@@ -127,7 +118,7 @@ async def test_a_click_answers_a_question(home: Home, hold) -> None:
         assert app.screen is app.main, "a click beside the question leaves it"
 
 
-async def test_a_click_accepts_or_leaves_a_dialog(home: Home) -> None:
+async def test_a_click_accepts_or_leaves_a_dialog(home):
     async with running(home, the_machine()) as (app, pilot):
         await pilot.press("enter", *"16")
         await pilot.click(".enter")
@@ -147,7 +138,7 @@ async def test_a_click_accepts_or_leaves_a_dialog(home: Home) -> None:
         assert app.session.next_run.spec.name == "bert-base"
 
 
-async def test_a_click_chooses_an_answer_and_another_one_takes_it(home: Home) -> None:
+async def test_a_click_chooses_an_answer_and_another_one_takes_it(home):
     async with running(home) as (app, pilot):
         await pilot.opened(a_search(home, answered()))
         view = app.screen.query_one(TableView)
@@ -159,7 +150,7 @@ async def test_a_click_chooses_an_answer_and_another_one_takes_it(home: Home) ->
         assert app.knobs["batch_size"] == 42
 
 
-async def test_every_list_is_narrowed_by_a_slash(home: Home) -> None:
+async def test_every_list_is_narrowed_by_a_slash(home):
     async with running(home, the_machine(), size=FULL) as (app, pilot):
         text = await pilot.press("slash", *"grad_clip")
         panel = app.screen.query_one(KnobPanel)
@@ -181,8 +172,8 @@ async def test_every_list_is_narrowed_by_a_slash(home: Home) -> None:
         has(app.text, "/resnet▏")
 
 
-async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home: Home, hold, monkeypatch) -> None:
-    started: list[object] = []
+async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home, hold, monkeypatch):
+    started = []
     async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
         monkeypatch.setattr(app.session, "start_run", lambda *arguments, **options: started.append(arguments))
         for key in ("r", "y"):
@@ -192,7 +183,7 @@ async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home: Home, hold
         assert app.screen is app.main
 
 
-async def test_esc_and_the_keys_after_it_keep_their_order(home: Home) -> None:
+async def test_esc_and_the_keys_after_it_keep_their_order(home):
     async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.press("question_mark")
         # As a terminal delivers `Esc h` in one piece, followed by another key.
@@ -202,7 +193,7 @@ async def test_esc_and_the_keys_after_it_keep_their_order(home: Home) -> None:
         assert [type(screen) for screen in app.screen_stack[1:]] == [RunsScreen, HelpScreen]
 
 
-async def test_a_search_is_named_on_every_screen_while_it_runs(home: Home, live_best: Path) -> None:
+async def test_a_search_is_named_on_every_screen_while_it_runs(home, live_best):
     async with running(home) as (app, pilot):
         await pilot.show_search(live_best)
         has(app.text.splitlines()[-1], "● best fit", "left")
@@ -211,7 +202,7 @@ async def test_a_search_is_named_on_every_screen_while_it_runs(home: Home, live_
         has(app.text.splitlines()[-1], "● best fit", "left")
 
 
-async def test_e_exports_and_capital_e_reports_the_shown_run(home: Home, tmp_path: Path) -> None:
+async def test_e_exports_and_capital_e_reports_the_shown_run(home, tmp_path):
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):
         app.session.cwd = str(tmp_path)
         await pilot.press("e", *"command", "enter")

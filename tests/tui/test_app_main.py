@@ -1,19 +1,15 @@
 """The main screen: what a person sees of a run."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 from recorded import START_NS, S, a_gpu, a_run, a_tick, with_end, write_lines
-from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, lacks, running, shown
+from still import FULL, SMALL, a_live_run, a_snapshot, has, lacks, running, shown
 
 from on_disk import put
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunConditions, RunError
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Event
@@ -21,7 +17,7 @@ from trainfast_runner.results.doubts import with_doubts
 from trainfast_tui.control.messages import Notified, SnapshotTaken
 
 
-async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
+async def test_an_absent_reading_is_absent_and_not_zero(home):
     tick = a_tick(20, gpus=1, live=False)
     dumb = a_gpu(0, temperature_c=None, power_w=None, power_limit_w=None, sm_clock_mhz=None, throttle_reasons=None)
     lost = a_gpu(1, error="the GPU has fallen off the bus")
@@ -33,7 +29,7 @@ async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
     assert "does not answer: the GPU has fallen off the bus" in text
 
 
-async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_stand(home: Home) -> None:
+async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_stand(home):
     tick = a_tick(20, gpus=1, live=False)
     shared = a_gpu(0, memory_used_bytes=None, memory_total_bytes=None)
     mute = a_gpu(1, memory_used_bytes=None, memory_total_bytes=None, power_w=None, power_limit_w=None)
@@ -56,14 +52,14 @@ async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_st
         ("failed_to_start", "trainfast-tui doctor"),
     ],
 )
-async def test_every_end_says_why_and_what_to_try(home: Home, state: str, words: str) -> None:
+async def test_every_end_says_why_and_what_to_try(home, state, words):
     text, _ = await shown(home, a_snapshot(a_run(home, state=state, reason="because of the test")))
     assert state.replace("_", " ") in text.lower()
     assert "because of the test" in text
     assert words in text
 
 
-async def test_a_run_without_its_supervisor_says_so(home: Home, hold: Lock) -> None:
+async def test_a_run_without_its_supervisor_says_so(home, hold):
     directory = a_run(home, with_result=False)
     hold(directory)
     write_lines(directory / "events.jsonl", [Event(t_ns=START_NS, kind="supervisor", pid=2**22 - 1, start_ticks=1)])
@@ -71,20 +67,20 @@ async def test_a_run_without_its_supervisor_says_so(home: Home, hold: Lock) -> N
     has(text, "running without its supervisor", "has no supervisor any more", "y  stop them")
 
 
-async def test_a_stop_counts_down_and_the_second_one_kills_at_once(home: Home, hold: Lock) -> None:
+async def test_a_stop_counts_down_and_the_second_one_kills_at_once(home, hold):
     stop = Event(t_ns=START_NS + 20 * S, kind="stop_requested", deadline_ns=START_NS + 50 * S)
     stopping = Event(t_ns=START_NS + 20 * S, kind="state", state="stopping")
     directory = a_live_run(home, hold, stop, stopping)
     text, _ = await shown(home, a_snapshot(directory, second=23))
     assert "stopping: SIGKILL in 27 s" in text
     async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
-        stopped: list[tuple[Path, bool]] = []
+        stopped = []
         app.session.run_control.stop = lambda run, at_once=False: stopped.append((run, at_once))
         await pilot.press("s")
         assert stopped == [(directory, True)]
 
 
-async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
+async def test_text_of_the_training_is_shown_as_text(home):
     evil = "\x1b[2J\x1b]0;owned\x07[bold red]not markup[/] \x1b[31mred\x1b[0m \x07bell [/nonsense]\n"
     error = RunError(rank=0, phase="forward", type="[b]Odd[/b]", message="\x1b[5mblink[/]")
     directory = a_run(home, state="failed", steps=2, reason="[link=x]\x1b[1mreason[/]", error=error, log=evil * 3)
@@ -95,7 +91,7 @@ async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
 
 
 @pytest.mark.parametrize("keys", [(), ("m",), ("h",)])
-async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tuple[str, ...]) -> None:
+async def test_a_long_notice_wraps_on_the_smallest_screen(home, keys):
     async with running(home, a_snapshot(a_run(home)), size=SMALL) as (_, pilot):
         await pilot.press(*keys)
         for words in (f"{'why ' * 40}and what to do", "in short"):
@@ -104,7 +100,7 @@ async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tupl
             assert "? help" in text.splitlines()[-1], "the footer keeps its row"
 
 
-async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home: Home) -> None:
+async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home):
     snapshot = a_snapshot(None)
     async with running(home) as (app, pilot):
         broken = SnapshotTaken(replace(snapshot, trouble="cannot read the run"))
@@ -117,7 +113,7 @@ async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size: tuple[int, int]) -> None:
+async def test_a_run_measured_beside_others_ended_with_a_doubt(home, size):
     directory = with_end(a_run(home), conditions=RunConditions(others_cpu_percent=76.0))
     put(directory / "result.json", with_doubts(read_result(directory)))
     async with running(home, a_snapshot(directory), size=size) as (app, _):
@@ -129,8 +125,8 @@ async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size:
     has(text, "doubtful", "The run shared the CPU")
 
 
-async def test_a_key_charts_throughput_in_tokens_and_again_in_samples(home: Home) -> None:
-    def charted(text: str) -> str:
+async def test_a_key_charts_throughput_in_tokens_and_again_in_samples(home):
+    def charted(text):
         return next(line for line in text.splitlines() if line.startswith("throughput"))
 
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):

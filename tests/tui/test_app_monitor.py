@@ -1,24 +1,23 @@
-"""The monitor: the machine for a person about to train."""
-
-from __future__ import annotations
+"""The monitor and the topology: the machine for a person about to train."""
 
 import threading
-from pathlib import Path
 
 import msgspec
 import pytest
+import stand_in
 from msgspec.structs import replace
 from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
-from still import Lock, a_live_run, a_snapshot, has, running, the_machine
+from stand_in import Gpu, Machine
+from still import a_live_run, a_snapshot, has, running, the_machine
 
 from trainfast_runner.machine.processes import Identity, ProcessRow
 from trainfast_runner.machine.telemetry.binding import library_failure
-from trainfast_runner.records.home import Home
+from trainfast_runner.machine.telemetry.topology import read_topology
 from trainfast_tui.live.reader import Reader
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text.topology import peer_lines, silent_lines
 
 
-async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home: Home) -> None:
+async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home):
     async with running(home, ascii=True, size=(80, 24)) as (app, pilot):
         text = await pilot.monitor(the_machine(0))
         assert not app.session.background.is_shown
@@ -35,14 +34,14 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
         assert app.session.background.is_shown
 
 
-async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home: Home) -> None:
+async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home):
     async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.monitor(the_machine(0))
         text = await pilot.press("n")
         has(text, "first reading: memory", "B ┤")
 
 
-async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> None:
+async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home):
     ticks = [a_full_tick(second, 2) for second in range(80)]
     for second in range(60, 80):
         gone = a_gpu(1, error="GPU is lost", throttle_reasons=None)
@@ -54,7 +53,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "does not answer: GPU is lost" in await pilot.press("m"), "on the main screen as well"
 
 
-async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:
+async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home):
     """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
     # A cell of this axis is 0.93 s long, and this moment a third into one.
     seen = replace(the_machine(1), taken_ns=START_NS + 80 * S + S * 3 // 10)
@@ -71,7 +70,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
             assert ("17 %" in chart) == in_chart
 
 
-async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Lock) -> None:
+async def test_while_a_run_is_live_its_samples_are_shown(home, hold):
     directory = a_live_run(home, hold)
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(RAMP.stop)])
     async with running(home, size=(140, 40)) as (_, pilot):
@@ -79,7 +78,7 @@ async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Lock)
         has(text, "T GPU 0 throttled by heat", "looking at the processes")
 
 
-async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_terminal_without_colours_shows_every_screen(home, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with running(home, size=(120, 40)) as (app, pilot):
         assert "throttled by heat" in await pilot.monitor(the_machine())
@@ -91,12 +90,12 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
     assert app.return_code in (None, 0)
 
 
-def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> None:
+def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home):
     with_processes = threading.Event()
     without_processes = threading.Event()
     reader: Reader
 
-    def post(snapshot: Snapshot) -> None:
+    def post(snapshot):
         if snapshot.processes is not None:
             with_processes.set()
             reader.look_at_processes(False)
@@ -113,7 +112,7 @@ def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> 
         reader.stop()
 
 
-async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) -> None:
+async def test_what_a_process_calls_itself_is_text_and_nothing_else(home):
     nasty = ProcessRow(4000, Identity(4000, 5), "ev\x1b[31mil", False, "\x1b]0;owned\x07[bold]x[/] \x1b[2Jpython", 1.0)
     async with running(home, size=(160, 48)) as (_, pilot):
         text = await pilot.monitor(the_machine(1, rows=(nasty,)))
@@ -121,7 +120,7 @@ async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) 
     has(text, "evil", "[bold]x[/] python")
 
 
-async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
+async def seen(home, run, missing, *keys, gpus=0):
     tick = msgspec.structs.replace(a_tick(20, gpus=gpus, live=False), missing=missing)
     async with running(home, size=(160, 48)) as (app, pilot):
         snapshot = a_snapshot(run, ticks=(tick,))
@@ -133,7 +132,7 @@ async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus:
 
 
 @pytest.mark.parametrize(("code", "cure"), [(18, "reboot, or reload the nvidia kernel modules"), (4, "/dev/nvidia*")])
-async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> None:
+async def test_the_cure_is_on_both_screens(home, code, cure):
     run, missing = a_run(home), {"nvml": library_failure(code, "its name").sentence}
     main = await seen(home, run, missing)
     assert "no GPU: " in main
@@ -141,7 +140,64 @@ async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> 
     assert cure in await seen(home, run, missing, "m")
 
 
-async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
+async def test_no_driver_at_all_is_no_trouble(home):
     main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name").sentence})
     assert "no GPU" in main
     assert "libnvidia-ml" not in main
+
+
+ISLANDS = Machine(
+    [
+        Gpu(
+            uuid=f"GPU-{index}",
+            bus=index,
+            node=index // 4,
+            links=tuple(b for b in range(8) if b != index and b // 4 == index // 4),
+        )
+        for index in range(8)
+    ]
+)
+
+
+async def opened(home, machine, size, **options):
+    with stand_in.installed(machine):
+        async with running(home, size=size, **options) as (app, pilot):
+            await pilot.show(a_snapshot(a_run(home)))
+            await pilot.press("T")
+
+            def is_shown():
+                text = app.text
+                return "Asking the driver" not in text and ("for training" in text or size[1] <= 40)
+
+            await pilot.until_true(is_shown, "the topology")
+            text = app.text
+            assert "next run" in await pilot.press("T"), "the same key leads back"
+            return text
+
+
+async def test_the_matrix_and_what_it_means(home):
+    text = await opened(home, ISLANDS, (120, 48))
+    row = next(line for line in text.splitlines() if line.startswith("GPU5"))
+    assert row.split() == ["GPU5", *["SYS"] * 4, "NV1", "X", "NV1", "NV1"]
+    has(text, "NV#   over # bonded NVLinks", "pp across the groups sends the least")
+    assert "o back" not in text, "Esc is the key that the footer shows"
+
+
+async def test_it_fits_the_smallest_terminal_and_ascii(home):
+    text = await opened(home, ISLANDS, (80, 24), ascii=True)
+    assert text.isascii()
+    assert "GPU7" in text
+
+
+def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing():
+    lost = Gpu(uuid="GPU-2", bus=2)
+    lost.lost = (0.0, 9.0)
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", bus=1), lost])):
+        topology = read_topology()
+    assert peer_lines(topology) == ["Every GPU that answers can read every other one's memory."]
+    assert silent_lines(topology) == [f"GPU2 does not answer: {topology.devices[2].error}"]
+    assert silent_lines(topology)[0].endswith("a reboot usually brings it back")
+
+
+async def test_without_a_gpu_it_says_why(home):
+    assert "No GPU to show" in await opened(home, Machine([]), (80, 48))

@@ -1,16 +1,10 @@
 """The app beside a real training: started with r, seen live, outlived, stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from still import screen_text
-from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -24,7 +18,7 @@ PATIENCE_S = 180.0
 
 
 @pytest.fixture
-def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def home(tmp_path, cache, monkeypatch):
     """A home of which nothing is alive when the test ends, beside the cache of all tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     home = Home(tmp_path / "home").create()
@@ -36,14 +30,14 @@ def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         wait_for(lambda directory=directory: not is_alive(directory))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition):
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-async def until(pilot: Pilot[Any], words: str) -> str:
+async def until(pilot, words):
     deadline = time.monotonic() + PATIENCE_S
     while words not in (text := screen_text(pilot.app)):
         assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
@@ -53,7 +47,7 @@ async def until(pilot: Pilot[Any], words: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.ci
-async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home, tmp_path: Path) -> None:
+async def test_r_trains_q_leaves_it_running_and_s_stops_it(home, tmp_path):
     pytest.importorskip("torch")
     # The model of `SMALL`: what another test has asked of the training Python is in the cache.
     (tmp_path / "small.toml").write_text(
@@ -87,7 +81,7 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.ci
-async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
+async def test_what_cannot_run_is_refused_at_its_knob(home):
     pytest.importorskip("torch")
     app = TrainfastApp(Session(home, preset="tiny-llama"))
     async with app.run_test(size=(160, 48)) as pilot:

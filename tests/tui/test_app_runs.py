@@ -1,16 +1,10 @@
 """The list of runs and the comparison of two."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from recorded import a_run, an_oom_run
-from still import Lock, a_snapshot, has, running
+from still import a_snapshot, has, running
 
-from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import RunStarted
 from trainfast_tui.control.run_control import RunControl, compared_with_previous
 from trainfast_tui.panels import sorted_table
@@ -22,12 +16,12 @@ from trainfast_tui.text.format import has_all_words
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 
 
-def two_runs(home: Home) -> list[Path]:
+def two_runs(home):
     """The second with twice the batch, faster a sample and slower a step."""
     return [a_run(home, FIRST), a_run(home, SECOND, knobs={"batch_size": 16}, step_ms=700.0)]
 
 
-async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home) -> None:
+async def test_the_runs_are_listed_newest_first_with_what_was_turned(home):
     two_runs(home)
     an_oom_run(home)
     a_run(home, "20261121-070000-bert-large-aaaa", preset="bert-large", synthetic=True)
@@ -49,7 +43,7 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
         assert app.screen.query_one(RunsTable).current is not None
 
 
-async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
+async def test_two_marked_runs_are_compared_and_exchanged(home):
     two_runs(home)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
@@ -61,7 +55,7 @@ async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
         await pilot.until("2 runs")
 
 
-async def test_an_opened_run_names_the_turned_knobs_that_it_replaces(home: Home) -> None:
+async def test_an_opened_run_names_the_turned_knobs_that_it_replaces(home):
     two_runs(home)
     async with running(home, size=(160, 48)) as (app, pilot):
         await pilot.until("batch_size")
@@ -72,12 +66,10 @@ async def test_an_opened_run_names_the_turned_knobs_that_it_replaces(home: Home)
         await pilot.until("turned before: batch_size=32")
 
 
-async def test_a_runs_both_settings_in_turn_and_shows_their_verdict(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_runs_both_settings_in_turn_and_shows_the_verdict(home, monkeypatch):
     directories, asked = two_runs(home), []
 
-    def start(control: RunControl, spec: RunSpec, run_to_stop: Path | None) -> RunStarted:
+    def start(control, spec, run_to_stop):
         asked.append(spec.knobs["batch_size"])
         run_id = f"20261121-06000{len(asked)}-tiny-llama-aaaa"
         step_ms = {8: 480.0, 16: 500.0}[asked[-1]] + len(asked)
@@ -97,10 +89,10 @@ async def test_a_runs_both_settings_in_turn_and_shows_their_verdict(
         await pilot.until(" and 20261121-060003-tiny-llama-aaaa")
 
 
-async def test_runs_in_turn_end_with_a_run_that_does_not_finish(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_in_turn_end_with_a_run_that_does_not_finish(home, monkeypatch):
     directories = two_runs(home)
 
-    def start(control: RunControl, spec: RunSpec, run_to_stop: Path | None) -> RunStarted:
+    def start(control, spec, run_to_stop):
         return RunStarted(a_run(home, "20261121-060001-tiny-llama-aaaa", state="stopped"))
 
     monkeypatch.setattr(RunControl, "_start", start)
@@ -111,7 +103,7 @@ async def test_runs_in_turn_end_with_a_run_that_does_not_finish(home: Home, monk
         await pilot.until("A B A B 1/4 stopped: the runs in turn end without a verdict")
 
 
-async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) -> None:
+async def test_a_second_and_a_late_comparison_cover_no_other_screen(home):
     two_runs(home)
     compared = compared_with_previous(home, SECOND)
     async with running(home, size=(120, 40)) as (app, pilot):
@@ -123,7 +115,7 @@ async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) 
         assert "compare ─" not in await pilot.post(compared)
 
 
-async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(home: Home) -> None:
+async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(home):
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
@@ -139,8 +131,9 @@ async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(h
         assert "1 runs" in app.text
 
 
-async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> None:
+async def test_c_on_the_main_screen_compares_with_the_run_before_not_with_a_probe(home):
     directories = two_runs(home)
+    a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
     async with running(home, a_snapshot(directories[1]), size=(80, 24)) as (_, pilot):
         await pilot.press("c")
         text = await pilot.until("compare ─")
@@ -156,7 +149,7 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
         await pilot.until("There is no other finished run")
 
 
-async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hold: Lock) -> None:
+async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home, hold):
     two_runs(home)
     live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
     hold(live)
@@ -181,7 +174,7 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         assert home.directory(FIRST).exists()
 
 
-async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_list_follows_the_home_by_itself(home, monkeypatch):
     monkeypatch.setattr(runs, "REFRESH_S", 0.05)
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):
@@ -201,13 +194,7 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
 
 
-def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:
-    two_runs(home)
-    a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
-    assert compared_with_previous(home, SECOND).a.run_id == FIRST
-
-
-async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ten_thousand_runs_do_not_hold_up_the_screen(home, monkeypatch):
     monkeypatch.setattr(runs, "REFRESH_S", 3600.0)
     rows = [
         RunRow(
@@ -224,12 +211,10 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         await pilot.until("No run yet; Esc")
         screen.post(RunsListed(rows))
         await pilot.until("10,000 runs")
-        drawn: list[int] = []
-        sorted_lengths: list[int] = []
+        drawn = []
+        sorted_lengths = []
         line, order = RunsTable.row_line, sorted_rows
-        monkeypatch.setattr(
-            RunsTable, "row_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
-        )
+        monkeypatch.setattr(RunsTable, "row_line", lambda table, at, *more: drawn.append(at) or line(table, at, *more))
         monkeypatch.setattr(
             sorted_table, "sorted_rows", lambda rows, *more: sorted_lengths.append(len(rows)) or order(rows, *more)
         )
@@ -243,14 +228,14 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
 
 
 @pytest.mark.parametrize(("is_reversed", "names"), [(False, "cba"), (True, "bca")])
-def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
+def test_runs_without_a_figure_come_last(is_reversed, names):
     rates = {"a": None, "b": 2.0, "c": 3.0}
     rows = [RunRow(run_id=name, preset="p", state="finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(column for column in RunsTable.COLUMNS if column.name == "samples/s")
     assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
-def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
+def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed():
     knobs = {"batch_size": 64, "memory_limit": None, "devices": None}
     row = RunRow(run_id="20260101-000000-x", preset="bert-large", state="oom", knobs=knobs)
     assert has_all_words(RunsTable().text_of(row), "bert memory batch_size=64")
@@ -262,7 +247,7 @@ def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
     assert has_all_words(RunsTable().text_of(row), "num_hidden_layers=1")
 
 
-async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
+async def test_the_presets_can_be_narrowed_by_typing(home):
     async with running(home, a_snapshot(None), size=(100, 40)) as (_, pilot):
         await pilot.press("p", *"zz")
         text = await pilot.until("/zz▏  0 of")

@@ -1,21 +1,21 @@
-"""A script of one's own on the screen: its command, its flags, the mapping as corrected, and its preset as next run."""
+"""A script of one's own on the screen: its flags and mapping as next run, and what its hooks saw of a run."""
 
-from __future__ import annotations
-
+import re
 import shlex
 import shutil
 import sys
 import tomllib
 from functools import partial
-from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
-from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, running
-from textual.pilot import Pilot
+from recorded import START_NS, S, a_run, a_step, an_oom_run, explained, with_end, with_start, write_lines
+from still import FULL, SMALL, a_live_run, a_snapshot, has, running, shown
 from textual.widgets import Input
 
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_file import ScriptAsked, ScriptFigures
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.panels.dialogs import YesDialog
@@ -37,7 +37,7 @@ pathlib.Path("trained").write_text("the training has begun")
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch):
     """A folder with a script, which is the current one."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -47,23 +47,23 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def patient_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_discovery(monkeypatch):
     """A script that does not reach its parser is ended by nothing but its screen."""
     monkeypatch.setattr(discovery, "discover", partial(discovery.discover, limit_s=600.0))
 
 
-def command(*arguments: str) -> str:
+def command(*arguments):
     """The command of the folder's script, as it is typed."""
     return shlex.join([sys.executable, "train.py", *arguments])
 
 
-async def typed(pilot: Pilot[Any], text: str) -> None:
+async def typed(pilot, text):
     """Type a line into the dialog in sight, in place of what stands there."""
     pilot.app.screen.query_one(Input).value = text
     await pilot.press("enter")
 
 
-async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
+async def looked_into(pilot, *arguments):
     """Press `o`, type the command, and wait for the flags of its script; the text of the screen."""
     await pilot.show(a_snapshot(None))
     await pilot.press("o")
@@ -71,7 +71,7 @@ async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
     return await pilot.until("stopped at the parser")
 
 
-async def to_knob(pilot: Pilot[Any], name: str) -> None:
+async def to_knob(pilot, name):
     """Move the cursor of the mapping to this knob."""
     screen = pilot.app.screen
     for _ in range(20):
@@ -82,7 +82,7 @@ async def to_knob(pilot: Pilot[Any], name: str) -> None:
         assert screen.current != before, f"{name} is not mapped"
 
 
-async def saved(pilot: Pilot[Any], name: str) -> None:
+async def saved(pilot, name):
     """Save the mapping as this preset, which becomes the next run."""
     await pilot.press("w")
     await typed(pilot, name)
@@ -90,9 +90,7 @@ async def saved(pilot: Pilot[Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
-    home: Home, work: Path, size: tuple[int, int]
-) -> None:
+async def test_o_shows_a_scripts_flags_and_the_proposed_mapping(home, work, size):
     async with running(home, size=size) as (_, pilot):
         text = await looked_into(pilot, "--bs", "8")
         has(text, "stopped at the parser: argparse, 6 flags", "▸ batch_size      --bs {}", "now 8")
@@ -103,7 +101,7 @@ async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
         assert not (work / "trained").exists(), "nothing of the training ran"
 
 
-async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:
+async def test_without_a_command_the_screen_says_what_to_do(home, work):
     async with running(home, size=SMALL) as (app, pilot):
         text = await pilot.press("o", "escape")
         assert "Enter types its command." in text
@@ -124,9 +122,7 @@ async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Pa
         (f"{sys.executable} trian.py", "there is no script trian.py; did you mean train.py?"),
     ],
 )
-async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
-    home: Home, work: Path, line: str, refusal: str
-) -> None:
+async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(home, work, line, refusal):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, line)
@@ -134,7 +130,7 @@ async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
         assert app.screen.query(Input), "the dialog stays"
 
 
-async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
+async def test_mapping_is_corrected_by_keyboard(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         await pilot.press("enter")
@@ -168,9 +164,7 @@ async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
-    home: Home, work: Path, size: tuple[int, int]
-) -> None:
+async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(home, work, size):
     async with running(home, size=size) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -196,7 +190,7 @@ async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
         assert "your script: train.py" in await pilot.press("p")
 
 
-async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Path) -> None:
+async def test_both_searches_and_r_ask_first_about_a_script(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
@@ -213,7 +207,7 @@ async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Pa
         assert "each trial is a process of its own" in " ".join(text.split())
         assert "Enter starts the search; Esc goes back." in text
         await pilot.press("escape")
-        started: list[Any] = []
+        started = []
         app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)
         await pilot.press("r")
         assert isinstance(app.screen, YesDialog)
@@ -226,7 +220,7 @@ async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Pa
         assert started[0].script.command[-1] == "train.py"
 
 
-async def test_a_script_that_fails_says_why_and_its_command_looks_again(home: Home, work: Path) -> None:
+async def test_a_script_that_fails_says_why_and_its_command_looks_again(home, work):
     (work / "train.py").write_text("raise RuntimeError('no data here')\n")
     async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
         await pilot.press("o")
@@ -240,9 +234,7 @@ async def test_a_script_that_fails_says_why_and_its_command_looks_again(home: Ho
 
 @pytest.mark.usefixtures("patient_discovery")
 @pytest.mark.parametrize("key", ["escape", "c"])
-async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(
-    home: Home, work: Path, hold: Lock, key: str
-) -> None:
+async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(home, work, hold, key):
     (work / "train.py").write_text("import time\ntime.sleep(600)\n")
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("o")
@@ -258,7 +250,7 @@ async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(
         assert not thread.is_alive()
 
 
-async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: Home, work: Path) -> None:
+async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home, work):
     async with running(home) as (app, pilot):
         await looked_into(pilot)
         shutil.rmtree(work)
@@ -267,3 +259,70 @@ async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: 
         await pilot.press("w")
         await typed(pilot, "mine")
         await pilot.until(f"there is no script train.py in {work}")
+
+
+COMMAND = ["python", "train.py"]
+
+
+def of_script(directory):
+    """The run as a script's: no samples, no tokens, no loss, no preset's settings."""
+    asked = ScriptAsked(command=COMMAND, argv=COMMAND)
+    knobs = {"timing_warmup": 3}
+    with_start(directory, preset="train.py", title="python train.py", model={}, data={}, knobs=knobs, script=asked)
+    unknown = {"samples": None, "tokens": None, "loss": None, "backward_ms": None}
+    steps = [msgspec.structs.replace(a_step(number), **unknown) for number in range(1, 31)]
+    write_lines(directory / "steps.jsonl", steps)
+    return directory
+
+
+async def test_live_script_shows_its_steps_and_no_rate_of_samples(home, hold):
+    why = "no optimizer step seen in 60 s: torch was imported"
+    directory = of_script(a_live_run(home, hold, Event(t_ns=START_NS + 9 * S, kind="no_step", detail=why)))
+    for size in ((160, 48), SMALL):
+        text, app = await shown(home, a_snapshot(directory, second=23), size=size)
+        has(text, "● running", "step 30")
+        assert re.search(r"\b4[5-9]\d ms", text), "the median of its steps"
+        assert "0 samples/s" not in text
+        assert app.session.next_run.spec.preset == "train.py", "r starts it again"
+
+
+LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
+
+
+def with_flags(directory, *, flagged, knobs):
+    """The run as one of a script, whose flags took these knobs."""
+    words, named = [*LONG, "train.py"], {"preset": "train.py", "knobs": knobs}
+    asked = ScriptAsked(command=words, argv=words, flagged=list(flagged))
+    with_start(directory, title="train.py", model={}, data={}, overrides=list(knobs), script=asked, **named)
+    with_end(directory, script=ScriptFigures(command=words), **named)
+    return explained(directory) if read_result(directory).state == "oom" else directory
+
+
+async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home):
+    knobs = {"batch_size": 64, "grad_accum": 1, "precision": "fp32", "timing_warmup": 3}
+    directory = with_flags(an_oom_run(home), flagged=("batch_size", "grad_accum"), knobs=knobs)
+    async with running(home, a_snapshot(directory)) as (app, pilot):
+        text = app.text
+        has(text, "1 batch_size = 32, grad_accum = 2", "the global batch stays")
+        for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
+            assert name not in text
+        app.session.set_preset("tiny-llama")
+        assert "The changes are for train.py; the next run is tiny-llama." in await pilot.press("1")
+
+
+async def test_out_of_memory_without_a_knob_says_what_to_try(home):
+    directory = with_flags(an_oom_run(home), flagged=(), knobs={"timing_warmup": 3})
+    async with running(home, a_snapshot(directory), size=SMALL) as (app, _):
+        text = " ".join(line.split("│")[0] for line in app.text.splitlines())
+        assert "make the batch smaller, or map its flag (o)" in " ".join(text.split())
+
+
+async def test_a_script_run_on_the_screen_is_the_next_run_unless_a_value_of_it_is_unknown(home):
+    directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8, "steps": 30})
+    newer = with_flags(a_run(home, "20261121-060000-x-0001"), flagged=(), knobs={"precision": "fp4", "steps": 30})
+    async with running(home, a_snapshot(directory)) as (app, _):
+        assert app.session.next_run.script.command == (*LONG, "train.py"), "with the flags that it ran with"
+        assert app.knobs == {"steps": 30}
+    async with running(home, a_snapshot(newer)) as (app, _):
+        assert app.session.next_run.script is None
+        assert "train.py" in app.text, "the run itself is shown"

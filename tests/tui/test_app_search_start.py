@@ -1,40 +1,35 @@
 """The start of a batch search on the screen: its question, what stands in its way, and taking it up again."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import CONDUCTED, START_NS, S, a_search, answered, asked, going_on
-from still import MIDDLE, NOW_S, SMALL, Lock, Starts, a_live_run, has, running
-from textual.pilot import Pilot
+from still import MIDDLE, NOW_S, SMALL, a_live_run, has, running
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import PAUSE_FILE, Home
+from trainfast_runner.records.home import PAUSE_FILE
 from trainfast_runner.search.batch_journal import BatchEnded
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE
 from trainfast_tui.live.snapshot import SearchKind
 
 
-def lock_of_conductor(search: Path) -> int:
+def lock_of_conductor(search):
     """The descriptor of the search's lock: to close it is the conductor's end."""
     conductor = os.open(search / SEARCH_LOCK_FILE, os.O_RDWR)
     fcntl.flock(conductor, fcntl.LOCK_EX)
     return conductor
 
 
-async def asked_for(pilot: Pilot[Any]) -> None:
+async def asked_for(pilot):
     """Ask for a search where there was none; it has not started yet."""
     await pilot.show_search(None)
     await pilot.press("b", "enter")
     await pilot.until("The knobs are being checked")
 
 
-async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_search(home: Home, starts: Starts) -> None:
+async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_search(home, starts):
     search = a_search(home, answered())
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(search)
@@ -49,7 +44,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         assert starts.asked[0].fresh, "an answered search starts anew"
 
 
-async def stopped_while_it_starts(pilot: Pilot[Any], starts: Starts, search: Path, cancelled: list[Path]) -> None:
+async def stopped_while_it_starts(pilot, starts, search, cancelled):
     """Press `s`, let the start go on, and show the search until it is cancelled."""
     await pilot.press("s")
     await pilot.until("Stopping as soon as the search has started")
@@ -58,9 +53,7 @@ async def stopped_while_it_starts(pilot: Pilot[Any], starts: Starts, search: Pat
         await pilot.show_search(search)
 
 
-async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
-    home: Home, starts: Starts, conduct: Lock, cancelled: list[Path]
-) -> None:
+async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(home, starts, conduct, cancelled):
     search = starts.directory = a_search(home, [asked(), CONDUCTED])
     conduct(search)
     starts.go.clear()
@@ -69,9 +62,7 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         await pilot.press("right", "b", "enter")
         await pilot.until("The knobs are being checked")
         assert not app.session.requests[-1].may_trace
-        assert "The knobs are being checked" in await pilot.press("enter"), (
-            "there is no answer to apply, and none to miss"
-        )
+        assert "The knobs are being checked" in await pilot.press("enter"), "there is no answer to apply or miss"
         await pilot.press("space")
         await pilot.until("The search is starting; press the key again once it runs.")
         await stopped_while_it_starts(pilot, starts, search, cancelled)
@@ -79,9 +70,7 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         assert not starts.asked[0].fresh, "an unfinished journal is continued"
 
 
-async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_snapshot_is_older(
-    home: Home, starts: Starts, cancelled: list[Path]
-) -> None:
+async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_snapshot_is_older(home, starts, cancelled):
     broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")
     search = starts.directory = a_search(home, [*going_on(), broken])
     starts.go.clear()
@@ -94,7 +83,7 @@ async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_sna
     assert cancelled == [search]
 
 
-async def test_a_continued_search_that_ends_at_once_is_notified(home: Home, starts: Starts) -> None:
+async def test_a_continued_search_that_ends_at_once_is_notified(home, starts):
     search = starts.directory = a_search(home, [*going_on(), BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")])
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(search)
@@ -102,16 +91,14 @@ async def test_a_continued_search_that_ends_at_once_is_notified(home: Home, star
         await pilot.until("The knobs are being checked")
         await pilot.until_true(lambda: starts.asked, "the start")
         await pilot.press("escape")
-        assert "The search has ended" not in await pilot.show_search(search), (
-            "the reader still shows it as it was before"
-        )
+        assert "The search has ended" not in await pilot.show_search(search), "the reader still shows it as it was"
         await pilot.show_search(search, lines=answered())
         await pilot.until("The search has ended: batch_size 42 is the largest that fits")
         app.main.notify("")
         assert "The search has ended" not in await pilot.show_search(search), "once is enough"
 
 
-async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts) -> None:
+async def test_b_asks_first_and_escape_starts_nothing(home, starts):
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.show_search(None)
         await pilot.press("right", "b")
@@ -126,7 +113,7 @@ async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts
         assert starts.asked == []
 
 
-async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: Home, starts: Starts) -> None:
+async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home, starts):
     broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled")
     search = starts.directory = a_search(home, [*going_on(), broken])
     async with running(home, size=SMALL) as (_, pilot):
@@ -138,7 +125,7 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
         assert not starts.asked[0].fresh, "an unfinished journal is continued"
 
 
-async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
+async def test_a_refusal_is_not_shown_over_the_search_before(home, starts):
     starts.refusal = UserError("search max-batch cannot try batch sizes with strategy=pp", key="strategy")
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.show_search(a_search(home, answered()))
@@ -150,9 +137,7 @@ async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts:
         assert app.screen is app.main
 
 
-async def test_a_start_that_another_search_prevents_shows_that_search(
-    home: Home, starts: Starts, live_search: Path
-) -> None:
+async def test_a_start_that_a_search_prevents_shows_that_search(home, starts, live_search):
     starts.refusal = UserError("cpu in use by a search", key="devices")
     starts.go.clear()
     async with running(home, size=MIDDLE) as (_, pilot):
@@ -166,9 +151,7 @@ async def test_a_start_that_another_search_prevents_shows_that_search(
 
 
 @pytest.mark.parametrize("key", ["enter", "f5"])
-async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
-    home: Home, starts: Starts, hold: Lock, key: str
-) -> None:
+async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(home, starts, hold, key):
     run = a_live_run(home, hold)
     search = a_search(home, answered()) if key == "f5" else None
     async with running(home, size=MIDDLE) as (_, pilot):
@@ -182,7 +165,7 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
         assert starts.asked == []
 
 
-async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home: Home, starts: Starts) -> None:
+async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home, starts):
     search = starts.directory = a_search(home, going_on())
     conductor = lock_of_conductor(search)
     async with running(home, size=MIDDLE) as (_, pilot):
@@ -197,13 +180,13 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home
     assert [asked.fresh for asked in starts.asked] == [False]
 
 
-async def test_b_pressed_before_anything_is_known_opens_no_search(home: Home) -> None:
+async def test_b_pressed_before_anything_is_known_opens_no_search(home):
     async with running(home, size=SMALL) as (app, pilot):
         assert "Looking for a live search; press b again." in await pilot.press("b")
         assert app.screen is app.main
 
 
-async def test_the_limit_is_set_where_the_search_is_asked_for(home: Home, starts: Starts) -> None:
+async def test_the_limit_is_set_where_the_search_is_asked_for(home, starts):
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.show_search(None)
         text = await pilot.press("b")

@@ -1,26 +1,10 @@
 """How the screens read, from recorded runs: `screens/*.txt`. TRAINFAST_UPDATE_SCREENS=1 takes a wanted change over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import a_run, a_thermal_ramp, an_oom_run, answered, best_answered, best_going_on, going_on
-from still import (
-    FULL,
-    MIDDLE,
-    PREDICTED,
-    SMALL,
-    Conducted,
-    Lock,
-    a_live_run,
-    a_snapshot,
-    assert_screen,
-    running,
-    the_machine,
-)
+from still import FULL, MIDDLE, PREDICTED, SMALL, Lock, a_live_run, a_snapshot, assert_screen, running, the_machine
 from textual.color import Color
 
 from trainfast_runner.records.home import Home
@@ -30,7 +14,7 @@ from trainfast_tui.control.messages import NextRunPredicted, RunsCompared
 from trainfast_tui.live.snapshot import Snapshot
 
 
-def a_failed_run(home: Home) -> Path:
+def a_failed_run(home):
     error = RunError(rank=0, phase="backward", type="ValueError", message="no gradient for wte")
     reason, log = "ValueError: no gradient for wte", "one\ntwo\nthree\n"
     return a_run(home, state="failed", steps=4, reason=reason, error=error, log=log)
@@ -48,43 +32,31 @@ RUNS: dict[str, Callable[[Home, Lock], Snapshot]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("run", "size", "keys"),
-    [
-        ("live", FULL, ""),
-        ("live", SMALL, ""),
-        ("live", (60, 20), ""),
-        ("live", FULL, "r"),
-        ("eight-gpus", FULL, ""),
-        ("eight-gpus", SMALL, ""),
-        ("thermal-ramp", (140, 48), "less_than_sign"),
-        ("thermal-ramp", FULL, "d"),
-        ("first-start", (100, 30), ""),
-        ("first-start", SMALL, ""),
-        ("first-start", SMALL, "question_mark"),
-        ("out-of-memory", (120, 36), ""),
-        ("out-of-memory", SMALL, ""),
-        ("finished", FULL, ""),
-        ("finished", MIDDLE, "right down right l"),
-        ("finished", SMALL, "enter"),
-        ("synthetic-data", MIDDLE, ""),
-        ("failed", MIDDLE, ""),
-    ],
-)
-async def test_the_main_screen(home: Home, hold: Lock, run: str, size: tuple[int, int], keys: str) -> None:
+SCREENS = [
+    ("live", FULL, ""), ("live", SMALL, ""), ("live", (60, 20), ""), ("live", FULL, "r"), ("eight-gpus", FULL, ""),
+    ("eight-gpus", SMALL, ""), ("thermal-ramp", (140, 48), "less_than_sign"), ("thermal-ramp", FULL, "d"),
+    ("first-start", (100, 30), ""), ("first-start", SMALL, ""), ("first-start", SMALL, "question_mark"),
+    ("out-of-memory", (120, 36), ""), ("out-of-memory", SMALL, ""), ("finished", FULL, ""),
+    ("finished", MIDDLE, "right down right l"), ("finished", SMALL, "enter"), ("synthetic-data", MIDDLE, ""),
+    ("failed", MIDDLE, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "size", "keys"), SCREENS)
+async def test_the_main_screen(home, hold, run, size, keys):
     async with running(home, RUNS[run](home, hold), size=size) as (app, pilot):
         await pilot.post(NextRunPredicted(PREDICTED))
         await pilot.press(*keys.split())
         assert_screen(app, "-".join([run, *keys.split(), f"{size[0]}x{size[1]}"]))
 
 
-async def test_ascii(home: Home, hold: Lock) -> None:
+async def test_ascii(home, hold):
     async with running(home, RUNS["live"](home, hold), size=(100, 30), ascii=True) as (app, pilot):
         await pilot.post(NextRunPredicted(PREDICTED))
         assert_screen(app, "live-ascii-100x30")
 
 
-async def test_a_comparison(home: Home) -> None:
+async def test_a_comparison(home):
     first = read_result(a_run(home, "20261121-054455-tiny-llama-7f3a"))
     second = read_result(a_run(home, "20261121-055012-tiny-llama-91bc", knobs={"batch_size": 16}, step_ms=700.0))
     async with running(home, size=(120, 32)) as (app, pilot):
@@ -92,7 +64,7 @@ async def test_a_comparison(home: Home) -> None:
         assert_screen(app, "comparison-120x32")
 
 
-async def test_the_list_of_runs(home: Home) -> None:
+async def test_the_list_of_runs(home):
     a_run(home, "20261121-054455-tiny-llama-7f3a")
     a_run(home, "20261121-055012-bert-large-91bc", preset="bert-large", synthetic=True, knobs={"precision": "bf16"})
     an_oom_run(home)
@@ -112,9 +84,7 @@ async def test_the_list_of_runs(home: Home) -> None:
         ("best-answered", best_answered, [FULL, SMALL]),
     ],
 )
-async def test_a_search(
-    home: Home, conducted: Conducted, name: str, lines: Callable[[], list[Any]], sizes: list[tuple[int, int]]
-) -> None:
+async def test_a_search(home, conducted, name, lines, sizes):
     search = conducted(lines())
     for size in sizes:
         async with running(home, size=size) as (app, pilot):
@@ -123,14 +93,14 @@ async def test_a_search(
 
 
 @pytest.mark.parametrize(("size", "keys"), [(FULL, ["right"] * 5 + ["down"]), (SMALL, []), ((160, 90), [])])
-async def test_eight_gpus_and_who_uses_them(home: Home, size: tuple[int, int], keys: list[str]) -> None:
+async def test_eight_gpus_and_who_uses_them(home, size, keys):
     async with running(home, size=size) as (app, pilot):
         await pilot.monitor(the_machine())
         await pilot.press(*keys)
         assert_screen(app, f"monitor-{size[0]}x{size[1]}")
 
 
-async def test_throttled_columns_are_red_and_a_light_theme_is_light(home: Home, hold: Lock) -> None:
+async def test_throttled_columns_are_red_and_a_light_theme_is_light(home, hold):
     async with running(home, RUNS["thermal-ramp"](home, hold), size=(140, 48)) as (app, pilot):
         assert {style.color.name for style in app.styles_of("░░") if not style.bold} == {"color(1)"}
         for theme, is_light in (("terminal-light", None), ("textual-dark", False), ("textual-light", True)):

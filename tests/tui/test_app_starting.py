@@ -1,26 +1,20 @@
 """Starting a run from the screen: once however often `r` is pressed, and what is asked before it."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 from recorded import GIB, a_result, a_run, a_step
-from still import CPU, FIT, Lock, a_fit, a_live_run, a_snapshot, running
+from still import CPU, FIT, a_fit, a_live_run, a_snapshot, running
 
 from on_disk import put
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
-from trainfast_runner.records.home import Home
+from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import launch, planning
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import run_app
 from trainfast_tui.control.messages import NextRunPredicted
 from trainfast_tui.live.reader import Reader
@@ -36,17 +30,17 @@ SCRIPT = SimpleNamespace(unconfirmed=[], hooks_blocked=None, steps_from_log=None
 class Launches:
     """Stands in for the launcher: counts, and holds every start until `go` is set."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home):
         self.home = home
         self.count = 0
         self.refusal: UserError | None = None
         self.go = threading.Event()
 
-    def plan(self, spec: object, python: str | None) -> object:
+    def plan(self, spec, python):
         self.count += 1
         return SimpleNamespace(script=SCRIPT, spans_nodes=False)
 
-    def start(self, plan: object, home: Home, on_wait: object) -> Path:
+    def start(self, plan, home, on_wait):
         self.go.wait(60)
         if self.refusal is not None:
             raise self.refusal
@@ -54,14 +48,14 @@ class Launches:
 
 
 @pytest.fixture
-def launches(home: Home, monkeypatch: pytest.MonkeyPatch) -> Launches:
+def launches(home, monkeypatch):
     found = Launches(home)
     monkeypatch.setattr(planning, "plan_spec", found.plan)
     monkeypatch.setattr(launch, "start", found.start)
     return found
 
 
-def end(directory: Path) -> None:
+def end(directory):
     """The supervisor has written how the run ended."""
     run = read_run_file(directory)
     assert run is not None
@@ -69,7 +63,7 @@ def end(directory: Path) -> None:
     put(directory / "result.json", result)
 
 
-async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, hold: Lock) -> None:
+async def test_r_pressed_twice_starts_one_run(home, launches, hold):
     old = a_run(home)
     async with running(home, a_snapshot(old, second=23), size=(120, 40)) as (app, pilot):
         await pilot.press("r", "r")
@@ -92,7 +86,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await pilot.until("y  stop it, then run")
 
 
-async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
+async def test_after_a_refusal_r_starts_again(home, launches):
     launches.refusal = UserError("no room for it", key="batch_size")
     launches.go.set()
     async with running(home, size=(120, 40)) as (_, pilot):
@@ -105,13 +99,13 @@ async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) ->
         assert launches.count == 2
 
 
-async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hold: Lock) -> None:
+async def test_a_started_run_is_followed_beside_a_newer_live_one(home, hold):
     a_live_run(home, hold, run_id="20991231-000000-tiny-llama-ffff")
     started = a_live_run(home, hold, run_id=NEW)
-    seen: list[Path | None] = []
+    seen = []
     seen_often = threading.Event()
 
-    def post(snapshot: Any) -> None:
+    def post(snapshot):
         seen.append(snapshot.run.directory if snapshot.run is not None else None)
         if len(seen) == 1:
             reader.follow(started)
@@ -126,7 +120,7 @@ async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hol
     assert set(seen[1:]) == {started}
 
 
-async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: Lock) -> None:
+async def test_below_a_question_the_run_goes_on_being_painted(home, hold):
     directory = a_live_run(home, hold, steps=10)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.show(a_snapshot(directory, second=23))
@@ -140,7 +134,7 @@ async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: 
         assert "y  stop it, then run" in text
 
 
-def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> None:
+def test_a_preset_that_is_not_there_fails_before_the_app_opens(home):
     with pytest.raises(UserError, match="there is no preset 'nope'"):
         run_app(home, preset="nope", python=None, ascii=False, plain_output=False, mouse=True)
 
@@ -149,10 +143,8 @@ FREE = AvailableMemory(20 * GIB, "free")
 TOO_MUCH = a_fit(48 * 1024, FREE)
 
 
-async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[RunSpec] = []
+async def test_r_asks_before_a_run_that_would_make_it_swap(home, monkeypatch):
+    started = []
     async with running(home, a_snapshot(None)) as (app, pilot):
         monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
         too_much = NextRunMemory(TOO_MUCH, spec=app.session.requests[-1].spec)
@@ -169,8 +161,8 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         assert len(started) == 2, "what fits is not asked about"
 
 
-async def test_the_prediction_of_earlier_settings_asks_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[RunSpec] = []
+async def test_the_prediction_of_earlier_settings_asks_nothing(home, monkeypatch):
+    started = []
     async with running(home, a_snapshot(None)) as (app, pilot):
         monkeypatch.setattr(app.session.run_control, "start", lambda spec, after: started.append(spec))
         await pilot.post(NextRunPredicted(NextRunMemory(TOO_MUCH, spec=app.session.requests[-1].spec)))
@@ -190,7 +182,7 @@ async def test_the_prediction_of_earlier_settings_asks_nothing(home: Home, monke
         (None, CPU),
     ],
 )
-def test_where_nothing_but_the_run_would_end_there_is_no_question(fit: PredictedFit | None, machine: Machine) -> None:
+def test_where_nothing_but_the_run_would_end_there_is_no_question(fit, machine):
     assert swap_notice(fit, machine) == ""
     assert swap_notice(TOO_MUCH, CPU)
     assert "less than memory_limit" in swap_notice(

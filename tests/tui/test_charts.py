@@ -1,8 +1,6 @@
 """Charts, by the text a person would see: strips over time, settings, and those of a report."""
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -10,12 +8,10 @@ from hypothesis import strategies as st
 from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick, with_start
 from rich.cells import cell_len
 from rich.style import Style
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.color import Color
-from textual.geometry import Region
 
 from texts import any_text
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.charts.chart_data import GUTTER, ChartData, Limit, Series, ThrottledSpan, TimeAxis, YRange, gap_ns_of
 from trainfast_tui.charts.charted import throttled_spans
@@ -31,12 +27,12 @@ from trainfast_tui.text.format import to_ascii
 UNSTYLED = dict.fromkeys(TONES, Style.null())
 
 
-def a_series(values: Sequence[float | None], every_s: float = 1.0, name: str = "GPU 0") -> Series:
+def a_series(values, every_s=1.0, name="GPU 0"):
     return Series(name, [int(i * every_s * S) for i in range(len(values))], values)
 
 
-def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
-    fields: dict[str, Any] = {
+def a_chart(*series, seconds=120, **changes):
+    fields = {
         "title": "Power",
         "series": series,
         "axis": TimeAxis(0, int(seconds * S), is_live=True),
@@ -46,19 +42,19 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
     return ChartData(**{**fields, **changes})
 
 
-def lines(data: ChartData, width: int = 81, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
+def lines(data, width=81, height=14, *, ascii=False, **options):
     rows = paint(data, width, height, options.pop("y_range", None) or YRange(), UNSTYLED, **options)
     texts = ["".join(segment.text for segment in row) for row in rows]
     return list(map(to_ascii, texts)) if ascii else texts
 
 
-def plot(data: ChartData, width: int = 81, height: int = 14, **options: Any) -> list[str]:
+def plot(data, width=81, height=14, **options):
     """The rows of the plot alone, without title, gutter, marks and times."""
     return [row[GUTTER:] for row in lines(data, width, height, **options)[1:-2]]
 
 
-def test_a_spike_of_one_sample_in_thousands_survives() -> None:
-    values: list[float | None] = [100.0] * 6000
+def test_a_spike_of_one_sample_in_thousands_survives():
+    values = [100.0] * 6000
     values[3000] = 400.0
     rows = plot(a_chart(a_series(values, 0.02)))
     assert rows[0].strip(), "the spike's top must be drawn in the first row"
@@ -66,8 +62,8 @@ def test_a_spike_of_one_sample_in_thousands_survives() -> None:
     assert abs(rows[0].index(rows[0].strip()) - 35) <= 1, "the spike stands in the middle"
 
 
-def test_absent_readings_and_late_samples_leave_a_gap() -> None:
-    values: list[float | None] = [200.0] * 120
+def test_absent_readings_and_late_samples_leave_a_gap():
+    values = [200.0] * 120
     values[40:60] = [None] * 20
     late = Series("late", [i * S for i in range(120) if not 80 <= i < 100], [200.0] * 100)
     for chart, start, end in ((a_chart(a_series(values)), 42, 58), (a_chart(late), 82, 98)):
@@ -78,7 +74,7 @@ def test_absent_readings_and_late_samples_leave_a_gap() -> None:
         assert all(columns[end * 70 // 120 + 3 : -1])
 
 
-def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
+def test_throttled_time_has_letters_under_the_plot_and_a_shade():
     chart = a_chart(
         a_series([100.0] * 121),
         spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
@@ -95,8 +91,8 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
             assert sum(one.text.count(glyph) for one in shaded) == marks.count(letter)
 
 
-def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
-    def spans(*seconds: int) -> list[tuple[int, int]]:
+def test_throttled_time_does_not_go_on_over_a_gap_without_samples():
+    def spans(*seconds):
         reasons = [["sw_power_cap"]] * (len(seconds) - 1) + [[]]
         ticks = [
             msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, throttle_reasons=own)])
@@ -110,7 +106,7 @@ def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
     assert spans(0, 300, 600, 900) == [(0, 900)], "so do thinned records"
 
 
-def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
+def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces():
     """Each change of style costs the terminal more bytes than the cells between two of them."""
     spans = tuple(ThrottledSpan(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
     palette = {**UNSTYLED, "error": Style(color="red")}
@@ -119,7 +115,7 @@ def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
     assert max(map(len, rows[1:-2])) <= 6
 
 
-def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
+def test_each_cause_and_series_has_a_texture_that_needs_no_colour():
     causes = ("thermal", "power", "brake", "sync_boost", "hardware")
     spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
@@ -131,57 +127,46 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
         for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
             assert words in rows[-1]
     assert "throttled by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
-
-
-def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
-    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
-    for spans in (both, both[::-1]):
-        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
-        assert "T" in marks
-        assert "P" not in marks
-        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
-
-
-def test_the_shortest_throttling_is_still_marked() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
-    assert rows[-2].count("T") == 1
-
-
-def test_two_series_differ_in_texture() -> None:
     chart = a_chart(a_series([100.0] * 121), a_series([300.0] * 121, name="GPU 1"))
     rows = [row.strip() for row in plot(chart) if row.strip()]
     assert len(rows) == 2
     assert set(rows[0]).isdisjoint(rows[1])
 
 
-def test_empty_data_says_the_owners_sentence() -> None:
+def test_of_two_causes_at_once_the_worse_is_drawn_and_the_shortest_is_marked():
+    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
+    for spans in (both, both[::-1]):
+        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
+        assert "T" in marks
+        assert "P" not in marks
+        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
+    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
+    assert rows[-2].count("T") == 1
+
+
+def test_empty_data_says_the_owners_sentence_and_no_size_is_no_error():
     for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
         rows = lines(msgspec.structs.replace(chart, empty="No GPU was found."))
         assert sum("No GPU was found." in row for row in rows) == 1
+    assert (lines(a_chart(a_series([1.0])), 0, 3), lines(a_chart(a_series([1.0])), 5, 0)) == (["", "", ""], [])
+    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
 
 
-def test_names_cannot_send_control_sequences() -> None:
-    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
-    assert "\x1b" not in "".join(lines(chart))
-    assert lines(chart)[0].startswith("ab")
-
-
-def test_ascii_has_only_ascii() -> None:
+def test_ascii_has_only_ascii_and_names_cannot_send_control_sequences():
     chart = a_chart(
-        a_series([60.0, None, 80.0] * 40, name="µ"),
-        a_series([20.0] * 120, name="zwei…"),
-        title="Temperatur °C – 温度",
-        format_value=fmt.celsius,
-        spans=(ThrottledSpan(0, 120 * S, "thermal"),),
-        limit=Limit(90.0, "≥ 90 °C"),
+        a_series([60.0, None, 80.0] * 40, name="µ"), a_series([20.0] * 120, name="zwei…"), title="Temperatur °C – 温度",
+        format_value=fmt.celsius, spans=(ThrottledSpan(0, 120 * S, "thermal"),), limit=Limit(90.0, "≥ 90 °C"),
         empty="nichts – ",
-    )
+    )  # fmt: skip
     for width in (3, 12, 40, 120):
         text = "".join(lines(chart, width, 12, ascii=True))
         assert text.isascii()
     assert lines(msgspec.structs.replace(chart, series=()), 5, 8, ascii=True)
     assert "*" in "".join(plot(chart, ascii=True))
     assert "o" in "".join(plot(chart, ascii=True))
+    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
+    assert "\x1b" not in "".join(lines(chart))
+    assert lines(chart)[0].startswith("ab")
 
 
 _values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
@@ -190,7 +175,7 @@ _causes = st.sampled_from([shade.cause for shade in SHADES])
 
 
 @st.composite
-def charts(draw: st.DrawFn) -> ChartData:
+def charts(draw):
     t_min = draw(st.integers(-(10**12), 10**12))
     t_max = t_min + draw(st.integers(-5, 10**12))
     times = st.integers(t_min - 10**9, t_min + 10**12)
@@ -201,25 +186,18 @@ def charts(draw: st.DrawFn) -> ChartData:
         series.append(Series(draw(_texts), stamps, values))
     spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _causes), max_size=3))
     return ChartData(
-        title=draw(_texts),
-        series=tuple(series),
-        axis=TimeAxis(t_min, t_max, is_live=True),
+        title=draw(_texts), series=tuple(series), axis=TimeAxis(t_min, t_max, is_live=True),
         gap_ns=draw(st.integers(0, 10**12)),
-        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
-        spans=tuple(spans),
+        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])), spans=tuple(spans),
         limit=draw(st.none() | st.builds(Limit, st.floats(0, 1e300), _texts)),
-        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),
-        y_max=draw(st.none() | st.floats(-1e9, 1e9)),
-        binary=draw(st.booleans()),
-        empty=draw(_texts),
-    )
+        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)), y_max=draw(st.none() | st.floats(-1e9, 1e9)),
+        binary=draw(st.booleans()), empty=draw(_texts),
+    )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(charts(), min_size=1, max_size=3), st.integers(1, 60), st.integers(1, 20), st.booleans(), st.booleans())
-def test_every_line_is_exactly_as_wide_as_the_chart(
-    shown: list[ChartData], width: int, height: int, ascii: bool, time_labels: bool
-) -> None:
+def test_every_line_is_exactly_as_wide_as_the_chart(shown, width, height, ascii, time_labels):
     y_range = YRange()
     for data in shown:
         rows = paint(data, width, height, y_range, UNSTYLED, time_labels=time_labels)
@@ -229,33 +207,27 @@ def test_every_line_is_exactly_as_wide_as_the_chart(
             assert cell_len(to_ascii(text) if ascii else text) == width
 
 
-def test_no_size_is_no_error() -> None:
-    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
-    assert lines(a_chart(a_series([1.0])), 5, 0) == []
-    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
-
-
 class Screen(App[None]):
-    def compose(self) -> ComposeResult:
+    def compose(self):
         yield StripChart(id="chart")
 
 
-def seen(chart: StripChart) -> list[str]:
+def seen(chart):
     return [chart.render_line(y).text for y in range(chart.size.height)]
 
 
-def sent_now(chart: StripChart, terminal: SentCells) -> int:
+def sent_now(chart, terminal):
     """The cells of the chart that this terminal, where it stands, has to be sent."""
     rows = [(0, y, chart.render_line(y)) for y in range(chart.size.height)]
     return len(re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", terminal.draw(rows, chart.app.console)))
 
 
-async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
+async def test_the_widget_shows_data_and_dirties_only_what_changed():
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
         assert not "".join(seen(chart)).strip()
-        values: list[float | None] = [100.0] * 121
+        values = [100.0] * 121
         chart.show_chart(a_chart(a_series(values), seconds=120))
         await pilot.pause()
         before = seen(chart)
@@ -263,10 +235,10 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
         terminal = SentCells()
         sent_now(chart, terminal)
 
-        asked: list[tuple[Region, ...]] = []
+        asked = []
         refresh = chart.refresh
 
-        def watched(*regions: Region, **options: bool) -> StripChart:
+        def watched(*regions, **options):
             asked.append(regions)
             return refresh(*regions, **options)
 
@@ -281,7 +253,7 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
         assert seen(chart) != before
 
 
-async def test_every_part_can_be_read_in_every_theme() -> None:
+async def test_every_part_can_be_read_in_every_theme():
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
@@ -302,10 +274,9 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
 
 
-def test_the_range_grows_at_once_and_shrinks_late() -> None:
+def test_the_range_grows_at_once_and_shrinks_late():
     y_range = YRange()
-    assert y_range.fit(0, 95, 0) == (0, 100)
-    assert y_range.fit(0, 310, 1 * S) == (0, 400)
+    assert (y_range.fit(0, 95, 0), y_range.fit(0, 310, 1 * S)) == ((0, 100), (0, 400))
     for second in range(2, 22):
         assert y_range.fit(0, 95, second * S) == (0, 400)
     assert y_range.fit(0, 95, 22 * S) == (0, 100)
@@ -316,13 +287,10 @@ def test_the_range_grows_at_once_and_shrinks_late() -> None:
         assert y_range.fit(0, high, second * S) == (0, 400), "it stays while the data returns"
 
 
-def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
+def test_the_front_is_what_none_beats_in_both_and_a_limit_far_beyond_is_written():
     points = [ChartPoint(300, 9.0, "•", "text"), ChartPoint(200, 9.0, "•", "text"), ChartPoint(100, 5.0, "•", "text")]
     others = [ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]
     assert front_of([*points, *others]) == [points[2], points[1]]
-
-
-def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
     points = [ChartPoint(100 * MIB, 9.0, "•", "text"), ChartPoint(200 * MIB, 19.0, "•", "text")]
     text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
     assert "┊" not in text
@@ -330,7 +298,7 @@ def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
     assert scatter_chart(points, None, 70, 4) == [], "too small for a chart"
 
 
-def test_a_gpu_that_the_run_never_used_shades_no_chart(home: Home) -> None:
+def test_a_gpu_that_the_run_never_used_shades_no_chart(home):
     # GPU 1 is at its power limit, GPU 3 is throttled by heat.
     directory = with_start(a_run(home, gpus=4), device_uuids=["GPU-00000000"])
     charts = charts_of(read_run("A", directory, read_result(directory)))

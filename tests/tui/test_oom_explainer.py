@@ -1,16 +1,11 @@
 """After a run out of memory: the screen says why, and which changes fit as soon as each has been traced."""
 
-from __future__ import annotations
-
 import json
 import queue
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from recorded import GIB, MIB, a_run, an_oom_run, with_end
@@ -19,7 +14,6 @@ from tests.plans import PLAN
 from traced import Tracer
 
 from trainfast_runner.memory import tracing
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.cli import launching
@@ -50,9 +44,7 @@ WHY = OomExplanation(
 
 
 @pytest.mark.parametrize("size", [(160, 48), (80, 24)])
-async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(
-    home: Home, size: tuple[int, int]
-) -> None:
+async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(home, size):
     async with running(home, a_snapshot(with_end(an_oom_run(home), oom=WHY)), size=size) as (app, pilot):
         text = app.text
         words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
@@ -67,7 +59,7 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         assert app.knobs == {**before, "batch_size": 64, "grad_accum": 64, "checkpointing": "full"}
 
 
-async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
+async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home):
     directory = an_oom_run(home)
     async with running(home, a_snapshot(directory), size=(160, 48)) as (app, pilot):
         assert "Tracing" not in app.text
@@ -77,14 +69,14 @@ async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much
 
 
 @pytest.fixture
-def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+def tracer(monkeypatch):
     """Knows models by all but their batch."""
     batch = ("batch_size", "grad_accum")
     return Tracer(lambda spec: {k: v for k, v in spec.knobs.items() if k not in batch}).stand_in(monkeypatch)
 
 
-def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> None:
-    posted: queue.Queue[object] = queue.Queue()
+def test_each_trace_makes_the_explanation_better(home, tracer):
+    posted = queue.Queue()
     explainer = OomExplainer(posted.put, None)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
@@ -102,18 +94,17 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
         last = found
     assert last.explanation.needed_bytes == (100 + 10 * 4096) * MIB
     change = last.explanation.changes[0]
-    assert change.settings == {"batch_size": "64", "grad_accum": "64"}
-    assert change.predicted_bytes == 740 * MIB
+    assert (change.settings, change.predicted_bytes) == ({"batch_size": "64", "grad_accum": "64"}, 740 * MIB)
     assert posted.empty(), "looking again at the same run starts nothing"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_a_deadline(
-    home: Home, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
-) -> None:
+    home, tracer, monkeypatch, capsys, as_json
+):
     directory, before_trace = an_oom_run(home), []
 
-    def trace(*arguments: Any, **options: Any) -> Iterator[Any]:
+    def trace(*arguments, **options):
         before_trace.append("".join(capsys.readouterr()))
         yield from tracer.trace_all(*arguments, **options)
 
@@ -133,8 +124,8 @@ def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_
         assert "the cheapest knobs that free memory, by estimate:" in advice
 
 
-def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
-    posted: queue.Queue[object] = queue.Queue()
+def test_a_run_that_starts_ends_the_tracing(home, tracer):
+    posted = queue.Queue()
     explainer = OomExplainer(posted.put, None)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
@@ -146,8 +137,8 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     assert len(tracer.cancelled) == 1
 
 
-def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
-    def change(**settings: str) -> OomChange:
+def test_change_on_the_screen_keeps_its_key_while_more_are_traced():
+    def change(**settings):
         return OomChange(settings=settings, saves="", costs="")
 
     shown = [change(batch_size="4"), change(checkpointing="full"), change(precision="bf16")]
@@ -157,8 +148,8 @@ def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
 
 
 def test_without_a_folder_for_the_tracers_file_estimates_are_kept_and_a_run_starts_without_a_prediction(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    home, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without a cached trace
     directory = an_oom_run(home)

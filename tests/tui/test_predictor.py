@@ -1,45 +1,36 @@
 """The next run's memory, predicted beside the event loop, and the work that gives way to what is measured."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, with_start, write_lines
-from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
+from still import CPU, MIDDLE, a_live_run, a_snapshot, running
 from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.background_work import (
-    NO_TRACE_NOW,
-    BackgroundWork,
-    PredictionRequest,
-    Predictor,
-    request_for,
-)
+from trainfast_tui.control import background_work
+from trainfast_tui.control.background_work import NO_TRACE_NOW, BackgroundWork, Predictor, request_for
 from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
 
 
 @pytest.fixture
-def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+def tracer(monkeypatch):
     """Knows models by their sequence length."""
     return Tracer(lambda spec: spec.knobs["seq_len"], 128).stand_in(monkeypatch)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition):
     """Until it holds; a deadline says what never came."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -50,25 +41,26 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class Answers:
     """Messages that a predictor posts, in order."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home):
         self._posted: queue.Queue[object] = queue.Queue()
         self.predictor = Predictor(self._posted.put, None, home)
 
-    def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
-        self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
+    def ask(self, *settings, free_bytes=4 * GIB, may_trace=True):
+        self.predictor.request(
+            background_work.PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace)
+        )
 
-    def next(self) -> NextRunMemory:
+    def next(self):
         message = self._posted.get(timeout=60)
         assert isinstance(message, NextRunPredicted), message
         return message.memory
 
 
-def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, tracer: Tracer) -> None:
+def test_a_model_that_was_traced_before_is_answered_without_a_trace(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
     found = answers.next().fit
-    assert found.predicted.total_bytes == 220 * MIB
-    assert found.predicted.activations_bytes == 120 * MIB
+    assert (found.predicted.total_bytes, found.predicted.activations_bytes) == (220 * MIB, 120 * MIB)
     assert found.available == AvailableMemory(GIB, "memory_limit", from_memory_limit=True)
     assert found.margin_bytes == UNCORRECTED_MARGIN_BYTES
     assert found.left_bytes == (1024 - 220) * MIB - UNCORRECTED_MARGIN_BYTES
@@ -76,7 +68,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, 
     assert tracer.traced == []
 
 
-def test_an_unknown_model_is_traced_and_then_answered(home: Home, tracer: Tracer) -> None:
+def test_an_unknown_model_is_traced_and_then_answered(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     view = answers.next()
@@ -87,7 +79,7 @@ def test_an_unknown_model_is_traced_and_then_answered(home: Home, tracer: Tracer
     assert tracer.traced == [64]
 
 
-def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home: Home, tracer: Tracer) -> None:
+def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None
@@ -97,7 +89,7 @@ def test_the_newest_question_is_answered_by_the_trace_of_an_older_one(home: Home
     assert tracer.traced == [64], "it is the same trace"
 
 
-def test_a_known_model_is_answered_while_another_is_traced(home: Home, tracer: Tracer) -> None:
+def test_a_known_model_is_answered_while_another_is_traced(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -105,7 +97,7 @@ def test_a_known_model_is_answered_while_another_is_traced(home: Home, tracer: T
     assert answers.next().spec.knobs["batch_size"] == 2
 
 
-def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home: Home, tracer: Tracer) -> None:
+def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -118,7 +110,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(home: H
     assert answers.next().fit is not None
 
 
-def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
+def test_a_run_that_starts_ends_the_trace(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=64")
     answers.next()
@@ -131,7 +123,7 @@ def test_a_run_that_starts_ends_the_trace(home: Home, tracer: Tracer) -> None:
     wait_for(lambda: tracer.traced == [64, 64])
 
 
-def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: Home, tracer: Tracer) -> None:
+def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home, tracer):
     tracer.refusal = UserError("the tracer does not follow its kernels")
     tracer.go.set()
     answers = Answers(home)
@@ -144,7 +136,7 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: 
     assert tracer.traced == [64]
 
 
-def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home, tracer: Tracer) -> None:
+def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home, tracer):
     answers = Answers(home)
     answers.ask("seq_len=128", "memory_limit=64MiB")
     found = answers.next().fit
@@ -154,7 +146,7 @@ def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home
     assert (found.available, found.max_batch) == (None, None)
 
 
-def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Lock) -> None:
+def test_what_a_live_run_holds_is_free_again_for_the_next_one(home, hold):
     gpus = (a_gpu(0), a_gpu(1))
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
@@ -170,7 +162,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     assert live.free_bytes > (tick.host.memory_available_bytes or 0), "the run's own memory counts as free"
 
 
-async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(home: Home, hold: Lock) -> None:
+async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(home, hold):
     ended = a_snapshot(a_run(home))
     async with running(home, ended, size=MIDDLE) as (app, pilot):
         requests = app.session.requests
@@ -179,8 +171,7 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(h
         await pilot.show(ended)
         assert len(requests) == asked, "a snapshot without news asks nothing"
         await pilot.press("right")
-        assert len(requests) == asked + 1
-        assert (requests[-1].spec.knobs["batch_size"], requests[-1].may_trace) == (16, True)
+        assert (len(requests), requests[-1].spec.knobs["batch_size"], requests[-1].may_trace) == (asked + 1, 16, True)
         assert requests[-1].free_bytes is not None
         live = a_live_run(home, hold, run_id="20261121-060000-tiny-llama-0001")
         await pilot.show(a_snapshot(live, second=23))
@@ -188,7 +179,7 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(h
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home, hold: Lock, device: str) -> None:
+async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home, hold, device):
     """But not on a GPU, where a trace is a process with memory of its own."""
     gpus = (DeviceReading(index=0, uuid="GPU-0", memory_free_bytes=78 * GIB),) if device == "cuda" else ()
     live = a_live_run(home, hold)
@@ -199,17 +190,17 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home,
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
-def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_facts_are_gathered_while_a_search_measures(home, monkeypatch):
     go = threading.Event()
 
-    def gather(*_: object) -> Situation:
+    def gather(*_):
         go.wait(60)
         return Situation()
 
     monkeypatch.setattr(advice, "gather", gather)
     Tracer(lambda spec: "any", "any").stand_in(monkeypatch)
     monkeypatch.setattr(BackgroundWork, "_keep_standby", lambda *_, **__: None)
-    posted: queue.Queue[object] = queue.Queue()
+    posted = queue.Queue()
     work = BackgroundWork(home, posted.put, None)
     next_run = next_run_from_preset("tiny-llama")
     snapshot = a_snapshot(a_run(home))

@@ -6,8 +6,6 @@ trains tiny-llama three times, finds its largest batch and its best fit, trains 
 writes docs/screens/*.svg. Take them on a quiet machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -15,13 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from benchmarks.sampler_cost import throttled_on_and_off
 from recorded import a_run, an_oom_run
 from still import a_snapshot, running, screen_text
-from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.app import TrainfastApp
@@ -37,7 +34,7 @@ PATIENCE_S = 300.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
 
 
-async def until(pilot: Pilot[Any], words: str) -> None:
+async def until(pilot, words):
     """Wait for words, given as a regular expression, to stand on the screen."""
     deadline = time.monotonic() + PATIENCE_S
     while not re.search(words, text := screen_text(pilot.app)):
@@ -45,7 +42,7 @@ async def until(pilot: Pilot[Any], words: str) -> None:
         await pilot.pause(0.1)
 
 
-def picture(app: TrainfastApp, name: str, folder: Path) -> Path:
+def picture(app, name, folder):
     """The screen as an SVG that no web font is needed for."""
     path = folder / f"{name}.svg"
     path.write_text(app.export_screenshot(title="trainfast-tui", simplify=True), encoding="utf-8")
@@ -65,21 +62,14 @@ class Step(NamedTuple):
 LATE_STEP = "step (3[5-9]|4[0-9]) of 50"
 SMALL_LIMIT = {"batch_size": "8", "memory_limit": "768MiB"}
 TRAINING = [
-    Step("", "No run yet"),
-    Step("", "global batch", "first-start"),
-    Step("r", LATE_STEP, "live"),
-    Step("", "✓ finished"),
-    Step(["right"], "global batch 16", "turned-knob"),
-    Step("r", "● running"),
-    Step("", LATE_STEP, "second-run"),
-    Step("", "✓ finished"),
-    Step("c", "compare ─", "compare"),
-    Step(["escape"], "✓ finished"),
-    Step("r", "OUT OF MEMORY", knobs={"batch_size": "4096", "memory_limit": "1GiB"}),
+    Step("", "No run yet"), Step("", "global batch", "first-start"), Step("r", LATE_STEP, "live"),
+    Step("", "✓ finished"), Step(["right"], "global batch 16", "turned-knob"), Step("r", "● running"),
+    Step("", LATE_STEP, "second-run"), Step("", "✓ finished"), Step("c", "compare ─", "compare"),
+    Step(["escape"], "✓ finished"), Step("r", "OUT OF MEMORY", knobs={"batch_size": "4096", "memory_limit": "1GiB"}),
     Step("", "the prediction says that each fits", "out-of-memory"),
     Step(["b", "enter"], "✓ batch_size [0-9]+ (is the largest that )?fits", "batch-search", SMALL_LIMIT),
     Step(["enter", "h"], "4 runs", "runs"),
-]
+]  # fmt: skip
 BEST_FIT = [
     Step("", "global batch"),
     Step("B", "candidates ", knobs={"batch_size": "2", "grad_accum": "8", "seq_len": "64"}),
@@ -95,7 +85,7 @@ THROTTLED = [
 ]
 
 
-async def take(steps: list[Step], home: Path, size: tuple[int, int] = (140, 42)) -> None:
+async def take(steps, home, size=(140, 42)):
     """Train for real and take the pictures of these steps."""
     SCREENS.mkdir(parents=True, exist_ok=True)
     app = TrainfastApp(Session(Home(home).create(), preset="tiny-llama"))
@@ -112,13 +102,13 @@ async def take(steps: list[Step], home: Path, size: tuple[int, int] = (140, 42))
 
 @asked
 @pytest.mark.parametrize("steps", [TRAINING, BEST_FIT], ids=["training", "best-fit"])
-async def test_pictures_of_a_real_training(tmp_path: Path, steps: list[Step]) -> None:
+async def test_pictures_of_a_real_training(tmp_path, steps):
     pytest.importorskip("torch")
     await take(steps, tmp_path / "home")
 
 
 @asked
-async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
+async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path):
     """The driver's library is a stand-in, which only a new process loads: this test runs itself in one."""
     if BESIDE_GPUS not in os.environ:
         environment = {**throttled_on_and_off(tmp_path), BESIDE_GPUS: "1"}
@@ -128,7 +118,7 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
     await take(THROTTLED, tmp_path / "home", (160, 48))
 
 
-async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path) -> None:
+async def test_pictures_can_be_made_of_recorded_runs(home, tmp_path):
     async with running(home, size=(140, 42)) as (app, pilot):
         for name, snapshot in (
             ("first-start", a_snapshot(None)),
@@ -141,7 +131,7 @@ async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path)
             assert svg.count("<text") > 40
 
 
-def test_the_documentation_has_every_picture() -> None:
+def test_the_documentation_has_every_picture():
     if not SCREENS.exists():
         pytest.skip("docs/screens has not been written yet")
     for name in NAMES:

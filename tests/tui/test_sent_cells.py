@@ -1,7 +1,5 @@
 """Updates sent to the terminal: a small terminal shows the right screen, and no more than that is sent."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from itertools import pairwise
@@ -31,13 +29,13 @@ STYLES = [
 class Terminal:
     """Understands moving to a cell or a column, SGR, and text of single cells."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.cells: dict[tuple[int, int], tuple[str, frozenset[str]]] = {}
         self.received = 0
 
-    def take(self, text: str) -> None:
+    def take(self, text):
         x = y = 0
-        sgr: dict[str, str] = {}
+        sgr = {}
         for codes, final, character in re.findall(r"\x1b\[([\d;]*)([A-Za-z])|(.)", text):
             if final == "H":
                 y, x = (int(at) - 1 for at in codes.split(";"))
@@ -52,7 +50,7 @@ class Terminal:
         assert not sgr, "what is drawn next begins without colours"
 
 
-def styled(sgr: dict[str, str], codes: str) -> dict[str, str]:
+def styled(sgr, codes):
     """The style after these codes of SGR."""
     sgr = dict(sgr)
     numbers = codes.split(";")
@@ -70,7 +68,7 @@ def styled(sgr: dict[str, str], codes: str) -> dict[str, str]:
     return sgr
 
 
-def seen(character: str, sgr: dict[str, str]) -> tuple[str, frozenset[str]]:
+def seen(character, sgr):
     """The visible part of a cell: of a blank the background, and the letters' colour only with a line or reversed."""
     lined = {"4", "7"} & sgr.keys()
     shown = {f"{code}:{value}" for code, value in sgr.items() if character != " " or lined or code == "48"}
@@ -83,25 +81,17 @@ _rows = st.lists(
 _screens = st.lists(_rows, min_size=3, max_size=3)
 
 
-def strips(screen: list[list[tuple[str, Style | None]]]) -> list[Strip]:
+def strips(screen):
     return [Strip([Segment(*piece) for piece in row]).adjust_cell_length(WIDTH) for row in screen]
 
 
 @given(_screens, _screens, _screens)
-def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_sent_all(
-    first: list[list[tuple[str, Style | None]]],
-    second: list[list[tuple[str, Style | None]]],
-    third: list[list[tuple[str, Style | None]]],
-) -> None:
+def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_sent_all(first, second, third):
     sent, terminal = SentCells(), Terminal()
     terminal.take(sent.draw_all([[strip] for strip in strips(first)], CONSOLE))
     for screen in (second, third):
         # In two pieces, as where two widgets meet.
-        pieces = [
-            (x, y, strip.crop(x, until))
-            for y, strip in enumerate(strips(screen))
-            for x, until in ((0, 13), (13, WIDTH))
-        ]
+        pieces = [(x, y, row.crop(x, end)) for y, row in enumerate(strips(screen)) for x, end in ((0, 13), (13, WIDTH))]
         terminal.take(sent.draw(pieces, CONSOLE))
         whole = Terminal()
         whole.take("".join(f"\x1b[{y + 1};1H{strip.render(CONSOLE)}" for y, strip in enumerate(strips(screen))))
@@ -109,7 +99,7 @@ def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_
         assert sent.draw(pieces, CONSOLE) == "", "the same is not sent again"
 
 
-def test_after_forgetting_everything_is_sent_to_an_empty_terminal() -> None:
+def test_after_forgetting_everything_is_sent_and_of_wide_characters_each_time():
     sent = SentCells()
     rows = [[strip] for strip in strips([[("abc", None)], [("", None)], [("a b", None)]])]
     whole = sent.draw_all(rows, CONSOLE)
@@ -117,13 +107,20 @@ def test_after_forgetting_everything_is_sent_to_an_empty_terminal() -> None:
     sent.forget()
     assert sent.draw_all(rows, CONSOLE) == CLEAR_SCREEN + whole
     assert sent.draw_all(rows, CONSOLE) == whole, "it is cleared once"
+    sent = SentCells()
+    wide = Strip([Segment("温度 88", Style(color="red"))])
+    first = sent.draw([(4, 2, wide)], CONSOLE)
+    assert first == f"\x1b[3;5H{wide.render(CONSOLE)}"
+    assert sent.draw([(4, 2, wide)], CONSOLE) == first
+    narrow = sent.draw([(4, 2, Strip([Segment("plain  ")]))], CONSOLE)
+    assert narrow == "\x1b[3;5Hplain  ", "nothing of what was wide is left"
 
 
 _cells = st.lists(st.sampled_from("ab"), min_size=120, max_size=120)
 
 
 @given(_cells, st.lists(st.integers(0, 119), max_size=6))
-def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row: list[str], places: list[int]) -> None:
+def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row, places):
     red = Style(color="red")
     other = ["c" if at in places else character for at, character in enumerate(row)]
     before, after = (cells_of(Strip([Segment("".join(text), red)])) for text in (row, other))
@@ -132,13 +129,3 @@ def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row: list[str], p
     assert {at for at in range(120) if row[at] != other[at]} <= sent
     assert all(after[0] - before[1] >= MIN_GAP for before, after in pairwise(spans))
     assert len(sent) <= len(set(places)) * (MIN_GAP + 1)
-
-
-def test_of_wide_characters_the_whole_is_sent_each_time() -> None:
-    sent = SentCells()
-    wide = Strip([Segment("温度 88", Style(color="red"))])
-    first = sent.draw([(4, 2, wide)], CONSOLE)
-    assert first == f"\x1b[3;5H{wide.render(CONSOLE)}"
-    assert sent.draw([(4, 2, wide)], CONSOLE) == first
-    narrow = sent.draw([(4, 2, Strip([Segment("plain  ")]))], CONSOLE)
-    assert narrow == "\x1b[3;5Hplain  ", "nothing of what was wide is left"

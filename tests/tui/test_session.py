@@ -1,16 +1,9 @@
 """The session without an app: the next run's knobs, and the messages that it posts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import msgspec
-import pytest
 from recorded import GIB, START_NS, S, a_run, a_tick
-from still import CPU, Lock, StillSession, a_live_run, a_snapshot, has
+from still import CPU, StillSession, a_live_run, a_snapshot, has
 
-from trainfast_runner.records.home import Home
 from trainfast_tui.app import farewell_lines
 from trainfast_tui.control import run_control
 from trainfast_tui.control.messages import Changes, MachineSeen, Notified, SnapshotTaken
@@ -20,14 +13,14 @@ from trainfast_tui.live.snapshot import SearchKind
 SECOND = "20261121-060000-tiny-llama-0001"
 
 
-def a_session(home: Home, **options: Any) -> tuple[StillSession, list[object]]:
+def a_session(home, **options):
     """A session and the messages that it posts."""
     session, posted = StillSession(home, **options), list[object]()
     session.listener = posted.append
     return session, posted
 
 
-def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chosen(home: Home) -> None:
+def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chosen(home):
     session, posted = a_session(home)
     changes = session.receive(SnapshotTaken(a_snapshot(a_run(home, knobs={"batch_size": 32}))))
     assert session.next_run.spec.knobs["batch_size"] == 32
@@ -39,9 +32,9 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
     assert session.next_run.shown_run_knobs["batch_size"] == 64, "it is compared with the run on the screen"
 
 
-def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
+def test_settings_are_applied_together_or_not_at_all(home):
     session, _ = a_session(home)
-    changed: list[Changes] = []
+    changed = []
     session.on_change = changed.append
     before = session.next_run
     assert not session.set_knobs([("batch_size", "16"), ("attention", "dense")])
@@ -54,12 +47,12 @@ def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     assert changed == [Changes(next_run=True, knob="batch_size", notices=(notice,))]
 
 
-def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, hold: Lock) -> None:
+def test_the_prediction_follows_the_free_memory_while_nothing_runs(home, hold):
     session, _ = a_session(home)
     session.receive(MachineSeen(CPU))
     tick = a_tick(1, live=False)
 
-    def see(free_gib: float, run: Path | None = None) -> list[float | None]:
+    def see(free_gib, run=None):
         """The free memory of the requests that follow a sample with so much of it."""
         before = len(session.requests)
         host = msgspec.structs.replace(tick.host, memory_available_bytes=int(free_gib * GIB))
@@ -84,18 +77,14 @@ def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, h
     assert see(2.0) == [2.0]
 
 
-def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_before_it_is_stopped_is_no_obstacle(home, monkeypatch):
     looks = iter([True, True, False])
     monkeypatch.setattr(run_control, "is_alive", lambda directory: next(looks))
     RunControl(home, lambda message: None, None).stop_and_wait(a_run(home))
     assert next(looks, None) is None, "its processes were waited for"
 
 
-def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
-    home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(home, hold, monkeypatch):
     session, _ = a_session(home)
     assert list(farewell_lines(session)) == []
     directory = a_live_run(home, hold)
@@ -113,7 +102,7 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     assert list(farewell_lines(session))[-1] == "The run that waited was not started."
 
 
-def test_a_start_is_pending_until_it_is_seen_refused_or_gone(tmp_path: Path) -> None:
+def test_a_start_is_pending_until_it_is_seen_refused_or_gone(tmp_path):
     pending = PendingStart()
     pending.begin()
     assert pending.is_pending

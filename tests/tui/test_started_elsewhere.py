@@ -1,13 +1,10 @@
 """A run that somebody starts at another terminal while the app is open."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
-import pytest
 from recorded import a_run, a_search, best_going_on, going_on
-from still import CPU, Lock, StillSession, a_live_run
+from still import CPU, StillSession, a_live_run
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -22,14 +19,14 @@ from trainfast_tui.next_run.sources import next_run_from_preset
 FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
 
 
-def a_reader(home: Home) -> Reader:
+def a_reader(home):
     """Reads without a sampler."""
     reader = Reader(home, lambda snapshot: None)
     reader._update_sampler = lambda run: None
     return reader
 
 
-def test_the_newest_live_run_that_is_not_shown_is_known_until_it_ends(home: Home, hold: Lock) -> None:
+def test_the_newest_live_run_that_is_not_shown_is_known_until_it_ends(home, hold):
     reader = a_reader(home)
     trial = a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe")
     shown = a_run(home, FIRST)
@@ -46,9 +43,7 @@ def test_the_newest_live_run_that_is_not_shown_is_known_until_it_ends(home: Home
     assert reader._snapshot().other_live_run_id == trial.name
 
 
-def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmation_run_does(
-    home: Home, hold: Lock
-) -> None:
+def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmation_does(home, hold):
     a_live_run(home, hold, run_id=FIRST, role="probe")
     live = a_live_run(home, hold, run_id=SECOND, role="proof")
     reader = a_reader(home)
@@ -60,7 +55,7 @@ def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmatio
     assert (snapshot.run.run_id, snapshot.other_live_run_id) == (confirmation.name, live.name)
 
 
-def test_a_live_run_older_than_many_runs_is_known(home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_run_older_than_many_runs_is_known(home, hold, monkeypatch):
     monkeypatch.setattr(reader_module, "RUNS_LOOKED_AT", 1)
     live = a_live_run(home, hold, run_id=FIRST)
     shown = a_run(home, SECOND)
@@ -71,7 +66,7 @@ def test_a_live_run_older_than_many_runs_is_known(home: Home, hold: Lock, monkey
     assert reader._snapshot().other_live_run_id == live.name
 
 
-def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) -> None:
+def test_where_no_run_is_shown_it_comes_onto_the_screen(home, hold):
     reader = a_reader(home)
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
@@ -80,9 +75,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) 
     assert run.run_id == FIRST
 
 
-def test_a_search_that_is_started_elsewhere_is_followed(
-    home: Home, conduct: Lock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_started_elsewhere_is_followed(home, conduct, monkeypatch):
     monkeypatch.setattr(reader_module, "LOOK_AGAIN_S", 0.0)
     reader = a_reader(home)
     assert reader._snapshot().best_search is None
@@ -97,7 +90,7 @@ def test_a_search_that_is_started_elsewhere_is_followed(
     assert following.directory == search, "the live one that is shown stays"
 
 
-def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: Lock) -> None:
+def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home, hold):
     live = a_live_run(home, hold, run_id=SECOND)
     session = StillSession(home)
     session.receive(MachineSeen(CPU))
@@ -114,16 +107,14 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
     assert not session.requests[-1].may_trace
 
 
-def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_state(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_state(home, monkeypatch):
     reader = a_reader(home)
     reader.follow_search(a_search(home, going_on()), SearchKind.BATCH)
     reader.follow_search(a_search(home, best_going_on()), SearchKind.BEST)
     readable = reader._snapshot()
     assert readable.trouble is None
 
-    def broken() -> None:
+    def broken():
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(reader._batch_search, "_poll", broken)
@@ -133,12 +124,12 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
     assert (snapshot.batch_search, snapshot.best_search) == (readable.batch_search, readable.best_search)
 
 
-def test_an_unreadable_home_is_an_error_at_each_look(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_home_is_an_error_at_each_look(home, monkeypatch):
     reader = a_reader(home)
     assert reader._snapshot().trouble is None
     a_run(home)
 
-    def broken(self: Home) -> list[str]:
+    def broken(self):
         raise UserError("the runs cannot be listed: no permission", key="TRAINFAST_HOME")
 
     monkeypatch.setattr(Home, "run_ids", broken)

@@ -1,17 +1,14 @@
 """The private parts of Textual that terminal/ relies on: each is there, in use, and named nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from textual import _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
 from textual.widget import Widget
@@ -23,15 +20,12 @@ from trainfast_tui.terminal.textual_app import TerminalApp
 
 
 class Words(TerminalApp):
-    def compose(self) -> ComposeResult:
+    def compose(self):
         yield Static("before", id="words")
 
 
-def test_every_private_part_is_there() -> None:
-    for cls, fields in (
-        (_compositor.ChopsUpdate, {"chops", "spans", "chop_ends"}),
-        (_compositor.LayoutUpdate, {"strips"}),
-    ):
+def test_every_private_part_is_there():
+    for cls, fields in ((cells.ChopsUpdate, {"chops", "spans", "chop_ends"}), (cells.LayoutUpdate, {"strips"})):
         assert fields <= set(inspect.signature(cls).parameters)
         assert list(inspect.signature(cls.render_segments).parameters) == ["self", "console"]
     source = inspect.getsource(_compositor.Compositor)
@@ -54,9 +48,7 @@ def test_every_private_part_is_there() -> None:
         (True, cells.ChopsUpdate, cells.LayoutUpdate, _xterm_parser.XTermParser),
     ],
 )
-async def test_the_compositor_makes_our_updates_unless_output_is_plain(
-    plain: bool, partial: type, whole: type, parser: type
-) -> None:
+async def test_the_compositor_makes_our_updates_unless_output_is_plain(plain, partial, whole, parser):
     try:
         shown = Words(plain_output=plain)
         textual_app.install(linux_driver.LinuxDriver, plain=plain)
@@ -84,7 +76,7 @@ OWN_OF_TEXTUAL = {
 """Private attributes and methods that Textual's own classes have on every widget, screen or app."""
 
 
-def private_names(tree: ast.Module) -> Iterator[str]:
+def private_names(tree):
     """Private modules imported, private attributes of other objects, and those that a class has from Textual."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     for node in ast.walk(tree):
@@ -98,7 +90,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 yield node.attr
 
 
-def test_no_file_outside_terminal_names_a_private_part() -> None:
+def test_no_file_outside_terminal_names_a_private_part():
     package = Path(trainfast_tui.__file__).parent
     found = {
         f"{path.relative_to(package)}: {name}"

@@ -1,7 +1,5 @@
 """A predictor whose models are known by heart and whose traces end when a test says so."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +25,7 @@ class TenMiBASample:
     stacks = ()
     optimizer_work = (1000.0, 1e9, 1e9)
 
-    def corrected_for(self, gpu: str | None) -> TenMiBASample:
+    def corrected_for(self, gpu: str | None) -> "TenMiBASample":
         """Nothing is known of any GPU."""
         return self
 
@@ -37,15 +35,10 @@ class TenMiBASample:
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         batch = int(str(spec.knobs["batch_size"]))
         return Prediction(
-            total_bytes=(100 + 10 * batch) * MIB,
-            params_bytes=25 * MIB,
-            grads_bytes=25 * MIB,
-            optimizer_bytes=50 * MIB,
-            activations_bytes=10 * batch * MIB,
-            temporary_bytes=0,
-            communication_bytes=0,
+            total_bytes=(100 + 10 * batch) * MIB, params_bytes=25 * MIB, grads_bytes=25 * MIB,
+            optimizer_bytes=50 * MIB, activations_bytes=10 * batch * MIB, temporary_bytes=0, communication_bytes=0,
             phase="forward_backward",
-        )
+        )  # fmt: skip
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
         return max(0, (limit_bytes // MIB - 100) // 10)
@@ -62,7 +55,7 @@ class Tracer:
         self.refusal: UserError | None = None
         self.go = threading.Event()
 
-    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> "Tracer":
         """Take the place of the traces until the test ends."""
         monkeypatch.setattr(tracing, "cached_model", self.cached)
         monkeypatch.setattr(tracing, "cached_models", self.all_cached)

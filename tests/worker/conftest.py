@@ -1,7 +1,5 @@
 """Starts real workers on hand-written run directories, and reads what they leave there."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -25,16 +23,9 @@ TINY = {"llama": llama(), "bert": llama(family="bert", hidden_dropout_prob=0.0, 
 SOURCES = {"kind": "files", "paths": sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))}
 """A megabyte of the 8 MB that `data.kind=text` reads: its tokens take a second, not ten."""
 KNOBS = {
-    "precision": "fp32",
-    "batch_size": 8,
-    "grad_accum": 1,
-    "seq_len": 32,
-    "lr": 5e-3,
-    "steps": 6,
-    "timing_warmup": 2,
-    "strategy": "single",
-    "seed": 7,
-}
+    "precision": "fp32", "batch_size": 8, "grad_accum": 1, "seq_len": 32, "lr": 5e-3, "steps": 6, "timing_warmup": 2,
+    "strategy": "single", "seed": 7,
+}  # fmt: skip
 
 
 @dataclass
@@ -66,17 +57,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-LONG = (
-    "compile",
-    "ddp",
-    "engines",
-    "images_and_seq2seq",
-    "larger_than_a_device",
-    "optimizers",
-    "pipeline",
-    "sharded",
-    "zero",
-)
+LONG = ["compile", "engines", "images_and_seq2seq", "larger_than_a_device", "optimizers", "pipeline", "sharded", "zero"]
 """Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 
@@ -100,16 +81,11 @@ def start(tmp_path_factory, cache_dir):
         folder = tmp_path_factory.mktemp("run")
         asked = {"objective": "causal-lm", "paths": [], **(data or {})}
         spec = {
-            "schema": 1,
-            "run_id": folder.name,
-            "model": TINY[model] if isinstance(model, str) else model,
+            "schema": 1, "run_id": folder.name, "model": TINY[model] if isinstance(model, str) else model,
             "data": asked if "kind" in asked else {**asked, **SOURCES},
-            "knobs": {**knob_values(**KNOBS), **knobs, "a_knob_of_tomorrow": 1},
-            "device": "cpu",
-            "world_size": ranks,
-            "memory_limit_bytes": memory_limit_bytes,
-            "cache_dir": str(cache or cache_dir),
-        }
+            "knobs": {**knob_values(**KNOBS), **knobs, "a_knob_of_tomorrow": 1}, "device": "cpu", "world_size": ranks,
+            "memory_limit_bytes": memory_limit_bytes, "cache_dir": str(cache or cache_dir),
+        }  # fmt: skip
         (folder / "run.json").write_text(json.dumps(spec))
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         launcher = [*torchrun, "--max-restarts", "0"] if ranks > 1 else []
@@ -173,11 +149,7 @@ def ranks_of(environment, world_size):
         return
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
+        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
     yield [{**environment, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]

@@ -11,17 +11,21 @@ import pytest
 from trainfast_runner.machine.training_python import WORKER_FOLDER
 from trainfast_runner.worker.memory.allocator import Allocator
 
-KEPT_ALLOCATOR = """
+LOADED = """
 import sys; sys.path.insert(0, sys.argv[1])
 import bootstrap
 from trainfast_worker.memory.allocator import Allocator
+"""
+KEPT_ALLOCATOR = (
+    LOADED
+    + """
 found = Allocator()
 print(found.name, found.thresholds, found.kept_reason, sep="|")
 """
-STRICT_ORDINARY_STRICT = """
-import sys; sys.path.insert(0, sys.argv[1])
-import bootstrap
-from trainfast_worker.memory.allocator import Allocator
+)
+STRICT_ORDINARY_STRICT = (
+    LOADED
+    + """
 allocator = Allocator()
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -45,10 +49,10 @@ print(kept - resident())
 full_and_left()
 allocator.set_ordinary()
 """
-WARM_THEN_WIDE = """
-import sys; sys.path.insert(0, sys.argv[1])
-import bootstrap
-from trainfast_worker.memory.allocator import Allocator
+)
+WARM_THEN_WIDE = (
+    LOADED
+    + """
 allocator = Allocator()
 allocator.set_strict()
 import torch
@@ -63,6 +67,7 @@ torch.ones(64, 64) @ torch.ones(64, 64)
 meter.end_phase("optimizer")
 print(meter.end_step_fields()["phase_peaks"]["optimizer"])
 """
+)
 
 
 @pytest.mark.ci
@@ -120,7 +125,7 @@ def test_a_preloaded_allocator_is_kept_and_named(tmp_path):
     assert "malloc is libownmalloc.so" in why
 
 
-def test_freed_blocks_go_back_under_strict_thresholds_only():
+def test_freed_blocks_go_back_under_strict_thresholds_only_which_the_users_tunables_keep_away():
     """Ordinary ones keep them, and a process that is strict again neither keeps nor reuses what it freed."""
     command = [sys.executable, "-c", STRICT_ORDINARY_STRICT, str(WORKER_FOLDER)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -128,9 +133,6 @@ def test_freed_blocks_go_back_under_strict_thresholds_only():
     assert min(full, returned, full_again) > 60 << 20
     assert left < 50 << 20
     assert left_again < 1 << 20
-
-
-def test_glibc_tunables_of_malloc_are_the_users_own():
     assert Allocator({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2"}).thresholds == "kept"
     assert Allocator({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}).thresholds == "ordinary"
 

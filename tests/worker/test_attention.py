@@ -14,6 +14,7 @@ from trainfast_runner.worker.model.model_config import resolve_config
 from trainfast_runner.worker.model.weights import init_weights
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+LLAMA = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
 WITHOUT_SDPA = [
     ({"family": "gemma2", **SMALL, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64}, "causal-lm"),
     ({"family": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 64}, "causal-lm"),
@@ -36,11 +37,10 @@ def test_auto_takes_eager_where_the_model_has_no_sdpa(model, objective):
 
 
 def test_auto_takes_sdpa_where_the_model_has_it():
-    model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
-    built = build_model(resolve_config(model), "causal-lm", worker_knobs(), torch.device("meta"))
+    built = build_model(resolve_config(LLAMA), "causal-lm", worker_knobs(), torch.device("meta"))
     assert (attention_of(built), attention_reason(built, worker_knobs())) == ("sdpa", "llama has sdpa")
     assert attention_reason(built, worker_knobs(attention="sdpa")) is None
-    assert inspected(model, "causal-lm")["attentions"] == [
+    assert inspected(LLAMA, "causal-lm")["attentions"] == [
         *("auto", "eager", "sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flash", "flash-3")
     ]
 
@@ -58,8 +58,7 @@ TOKENS = torch.randint(0, 64, (2, 32), generator=torch.Generator().manual_seed(1
 def trained(attention, **knobs):
     """Loss, gradients and kernel of one step of a small llama."""
     asked = worker_knobs(attention=attention, **knobs)
-    model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
-    built = build_model(resolve_config(model), "causal-lm", asked, torch.device("cpu"))
+    built = build_model(resolve_config(LLAMA), "causal-lm", asked, torch.device("cpu"))
     init_weights(built, 7, torch.device("cpu"))
     assert actual(built)["attention_kernel"] == (None if attention in ("auto", "sdpa") else attention)
     loss = functional.cross_entropy(built(input_ids=TOKENS).logits.flatten(0, 1), TOKENS.flatten())
@@ -78,16 +77,12 @@ def test_each_kernel_that_a_cpu_has_trains_the_same_and_is_recorded(all_kernels,
         torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_the_kernel_is_read_from_the_graph_and_not_from_the_knob(all_kernels):
-    model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
-    built = build_model(resolve_config(model), "causal-lm", worker_knobs(attention="sdpa"), torch.device("cpu"))
+def test_the_kernel_is_read_from_the_graph_and_one_that_the_device_lacks_is_an_error(all_kernels):
+    built = build_model(resolve_config(LLAMA), "causal-lm", worker_knobs(attention="sdpa"), torch.device("cpu"))
     init_weights(built, 7, torch.device("cpu"))
     with sdpa_kernel(SDPBackend.MATH):
         built(input_ids=TOKENS)
     assert actual(built) == {"attention_kernel": "sdpa-math"}
-
-
-def test_a_kernel_that_the_device_lacks_is_an_error_and_not_another_kernel(all_kernels):
     with pytest.raises(RuntimeError, match="scaled_dot_product_attention"):
         trained("sdpa-efficient")
 

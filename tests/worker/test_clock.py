@@ -1,7 +1,5 @@
 """The clock of a GPU whose own clock runs fast or slow: only CUDA's events and the host's time are played."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

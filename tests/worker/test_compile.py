@@ -7,7 +7,10 @@ from worker_knobs import llama
 
 from trainfast_runner.worker.catalog import compile_mode
 
-SMALLEST = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+NEEDS_GXX = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+SMALLEST, TWO_BLOCKS = (
+    llama(hidden_size=32, intermediate_size=64, num_hidden_layers=blocks, num_attention_heads=2) for blocks in (1, 2)
+)
 
 
 @pytest.mark.ci
@@ -18,7 +21,7 @@ def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it():
     assert compile_mode("reduce-overhead", 2) == "default"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@NEEDS_GXX
 def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
     asked = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0, "memory_limit_bytes": [1 << 30]}
     eager, compiled = train(**asked), train(**asked, compile="default")
@@ -32,10 +35,6 @@ def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
     assert eager.record("actual")["compiled"] is False
     plain, fused = (run.steps()[0]["peak_allocated_bytes"] for run in (eager, compiled))
     assert fused <= plain + (4 << 20), "what the compiler takes, some 100 MiB, is not the training's"
-
-
-NEEDS_GXX = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-TWO_BLOCKS = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
 
 
 @NEEDS_GXX

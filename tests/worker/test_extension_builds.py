@@ -1,13 +1,9 @@
 """DeepSpeed's extensions are built by one process at a time; a killed build's lock holds up no other."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -28,19 +24,19 @@ with build_lock(lock.parents[1], "cpu_adam"):
 """
 
 
-def begin(lock: Path) -> subprocess.Popen[str]:
+def begin(lock):
     """A build that takes torch's lock and keeps it until a line comes."""
     return subprocess.Popen(
         [sys.executable, "-c", BUILD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
-def next_line(process: subprocess.Popen[str]) -> str:
+def next_line(process):
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def test_a_build_waits_for_a_live_one_and_not_for_the_lock_of_a_killed_one(tmp_path: Path) -> None:
+def test_a_build_waits_for_a_live_one_and_not_for_the_lock_of_a_killed_one(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "cpu_adam").mkdir()
     lock = tmp_path / "cpu_adam" / "lock"
@@ -57,9 +53,7 @@ def test_a_build_waits_for_a_live_one_and_not_for_the_lock_of_a_killed_one(tmp_p
     assert second.returncode == 0
 
 
-def test_extensions_are_built_below_the_users_directory_not_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extensions_are_built_below_the_users_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     found = extensions_directory("/env/bin/python", {"torch": "2.9.0", "deepspeed": "0.18.2"})
     assert found.parent == tmp_path / "trainfast"
@@ -67,9 +61,7 @@ def test_extensions_are_built_below_the_users_directory_not_in_it(
 
 
 @pytest.mark.long
-def test_the_build_of_an_extension_is_a_phase_of_its_own_once(
-    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_build_of_an_extension_is_a_phase_of_its_own_once(start, environment, tmp_path):
     """DeepSpeedCPUAdam, compiled for offloaded states before the model is built."""
     pytest.importorskip("deepspeed")
     phases = []
@@ -85,13 +77,13 @@ def test_the_build_of_an_extension_is_a_phase_of_its_own_once(
     assert phases == [["import", "data", "compile", "model", "train"], ["import", "data", "model", "train"]]
 
 
-def test_an_extension_that_is_built_is_loaded_without_a_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extension_that_is_built_is_loaded_without_a_phase(tmp_path, monkeypatch):
     """A stand-in for DeepSpeed's table of builders: what takes a minute there is a file here."""
 
     class TinyBuilder:
         name = "tiny"
 
-        def load(self, verbose: bool) -> None:
+        def load(self, verbose):
             (tmp_path / "tiny").mkdir(exist_ok=True)
             (tmp_path / "tiny" / "tiny.so").touch()
 
@@ -101,7 +93,7 @@ def test_an_extension_that_is_built_is_loaded_without_a_phase(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "deepspeed.ops", table)
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    phases: list[str] = []
+    phases = []
     for _ in range(2):
         assert build_failure("TinyBuilder", lambda phase, detail: phases.append(start_words(phase, detail))) is None
     assert phases == ["compiling an extension (Tiny of DeepSpeed, once for this Python)"]

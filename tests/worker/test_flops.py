@@ -69,20 +69,20 @@ def test_the_count_is_torchs_own_with_what_checkpointing_repeats_apart(model, ob
     assert full.recomputed == pytest.approx(torchs_count(module, objective) - once, rel=0.03)
 
 
-def test_only_active_experts_count():
-    one = flops_per_sample(built(MIXTRAL, "causal-lm"), "causal-lm", 64, 0.0)
-    dense = flops_per_sample(built({**LLAMA, "num_key_value_heads": 4}, "causal-lm"), "causal-lm", 64, 0.0)
-    # What is left is the router.
-    assert one.model == pytest.approx(dense.model + 6 * 64 * 2 * 64 * 4)
-
-
-def test_the_notebook_counts_language_models_its_own_way():
+def test_the_notebook_counts_its_own_way_only_active_experts_and_a_chunked_loss_the_head_again():
     module = built(BERT, "masked-lm")
     plain, full = (flops_per_sample(module, "masked-lm", 64, value) for value in (0.0, 1.0))
     assert full.notebook == pytest.approx(4 / 3 * plain.notebook)
     # Its formula has a projection to the vocabulary, which a classifier does not compute.
     classified = flops_per_sample(built(BERT, "sequence-classification"), "sequence-classification", 64, 0.0)
     assert classified.notebook is None
+    one = flops_per_sample(built(MIXTRAL, "causal-lm"), "causal-lm", 64, 0.0)
+    dense = flops_per_sample(built({**LLAMA, "num_key_value_heads": 4}, "causal-lm"), "causal-lm", 64, 0.0)
+    # What is left is the router.
+    assert one.model == pytest.approx(dense.model + 6 * 64 * 2 * 64 * 4)
+    module = built(LLAMA, "causal-lm")
+    plain, chunked = (flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=more) for more in (False, True))
+    assert (chunked.model, chunked.recomputed) == (plain.model, 2 * 64 * 512 * 64)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,3 @@ def test_the_notebook_counts_language_models_its_own_way():
 )
 def test_the_notebooks_formula_gives_its_published_figures(shape, factor, samples_per_s, tflops):
     assert factor * notebook_forward(*shape) * samples_per_s / 1e12 == pytest.approx(tflops, rel=0.03)
-
-
-def test_a_chunked_loss_computes_the_head_again():
-    module = built(LLAMA, "causal-lm")
-    plain, chunked = (
-        flops_per_sample(module, "causal-lm", 64, 0.0, recomputes_logits=value) for value in (False, True)
-    )
-    assert chunked.model == plain.model
-    assert chunked.recomputed == 2 * 64 * 512 * 64

@@ -34,9 +34,7 @@ SMALL = {
 def small(family):
     """The family's configuration with a layer a stage, where its fields have such names."""
     config = CONFIG_MAPPING[family]()
-    fields = {
-        name: [1] * len(config.depths) for name in ("depths",) if isinstance(getattr(config, name, None), list | tuple)
-    }
+    fields = {"depths": [1] * len(config.depths)} if isinstance(getattr(config, "depths", None), list | tuple) else {}
     if isinstance(getattr(config, "num_hidden_layers", None), int) and "depths" not in fields:
         fields["num_hidden_layers"] = 1
     if hasattr(config, "vision_config"):

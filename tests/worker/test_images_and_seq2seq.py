@@ -8,26 +8,13 @@ import pytest
 import torch
 
 VIT = {
-    "family": "vit",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": 3,
-}
+    "family": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8, "num_labels": 3,
+}  # fmt: skip
 T5 = {
-    "family": "t5",
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 1,
-    "num_decoder_layers": 1,
-    "num_heads": 2,
-    "vocab_size": 1024,
-    "dropout_rate": 0.0,
-}
+    "family": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2,
+    "vocab_size": 1024, "dropout_rate": 0.0,
+}  # fmt: skip
 JPEG = {"kind": "jpeg", "objective": "image-classification"}
 VISION = {"model": VIT, "data": JPEG, "batch_size": 8, "lr": 1e-3, "steps": 5}
 
@@ -52,8 +39,7 @@ def test_workers_and_ranks_see_the_same_images(train, image_paths):
     alone = train(**{**VISION, "data": data})
     assert alone.code == 0, alone.stderr
     helped = train(**{**VISION, "data": data}, workers=2)
-    assert helped.record("actual")["loader_workers_alive"] == 2
-    assert helped.losses() == alone.losses()
+    assert (helped.record("actual")["loader_workers_alive"], helped.losses()) == (2, alone.losses())
     both = train(**{**VISION, "data": data, "batch_size": 4}, ranks=2, strategy="ddp")
     assert both.losses() == pytest.approx(alone.losses(), rel=1e-4)
     text = alone.record("data")
@@ -64,8 +50,7 @@ def test_workers_and_ranks_see_the_same_images(train, image_paths):
 
 def test_more_folders_than_classes_are_refused(train, image_paths):
     refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": image_paths}})
-    assert refused.code == 2
-    assert refused.record("invalid")["key"] == "model.num_labels"
+    assert (refused.code, refused.record("invalid")["key"]) == (2, "model.num_labels")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -130,8 +115,7 @@ def test_halves_of_a_row_and_the_shifted_input():
     from trainfast_runner.worker.data.samples import EncoderDecoderSplit
 
     batch = EncoderDecoderSplit(encoder_tokens=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
-    assert batch["input_ids"].tolist() == [[5, 6]]
-    assert batch["labels"].tolist() == [[7, 8, 9]]
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[5, 6]], [[7, 8, 9]])
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
 
 

@@ -64,23 +64,17 @@ def test_only_adapters_get_gradients_with_checkpointing_too(family, method):
     assert lora.actual(model)["method"] == method
 
 
-def test_four_bits_are_the_matrices_of_the_blocks_within_nf4s_error():
+def test_four_bits_are_the_matrices_of_the_blocks_and_a_classifiers_head_stays_whole():
     full, adapted = built("gpt2"), built("gpt2", method="qlora")
     quantized = [p for p in adapted.parameters() if getattr(p, "quant_state", None) is not None]
     assert sum(parameter.whole_numel for parameter in quantized) == 2 * 12 * 64 * 64
     assert adapted.transformer.wte.weight.dtype == adapted.lm_head.weight.dtype == torch.float32
     expected, ran = full(input_ids=IDS).logits, adapted(input_ids=IDS).logits
     assert 0 < (ran - expected).norm() / expected.norm() < 0.1
-
-
-def test_layers_whose_format_the_model_reads_stay_whole():
     model = build_model(resolve_config(T5), "seq2seq", worker_knobs(method="qlora"), CPU)
     init_weights(model, 7, CPU)
     model(input_ids=IDS, decoder_input_ids=IDS).logits.square().mean().backward()
     assert model.encoder.block[0].layer[1].DenseReluDense.wo.weight.dtype == torch.float32
-
-
-def test_the_head_of_a_classifier_is_trained_with_its_adapters():
     knobs = worker_knobs(method="lora")
     model = build_model(resolve_config(BERT), "sequence-classification", knobs, CPU)
     assert {name for name in trained(model) if "lora_" not in name} == {"classifier.weight", "classifier.bias"}
@@ -89,8 +83,7 @@ def test_the_head_of_a_classifier_is_trained_with_its_adapters():
 @pytest.mark.parametrize(("targets", "layers"), [("all", 7), ("attention", 4), ("q_proj+self_attn.o_proj", 2)])
 def test_targets_are_kinds_of_layers_or_their_names(targets, layers):
     model = built("llama", method="lora", lora_targets=targets)
-    assert len(lora.actual(model)["adapted_layers"]) == layers
-    assert len(list(lora.adapted_layers(model))) == 2 * layers
+    assert (len(lora.actual(model)["adapted_layers"]), len(list(lora.adapted_layers(model)))) == (layers, 2 * layers)
 
 
 def test_an_unknown_target_names_the_nearest_layer():

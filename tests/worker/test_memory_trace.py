@@ -23,12 +23,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import answers, step_timeline
 from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope, extrapolate_blocks, shorten
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
-from trainfast_runner.worker.memory_trace.step_timeline import (
-    choose_foreach,
-    library_bytes,
-    read_request,
-    trace_optimizer,
-)
+from trainfast_runner.worker.memory_trace.step_timeline import choose_foreach, read_request, trace_optimizer
 from trainfast_runner.worker.shared.words import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -217,15 +212,7 @@ def test_a_rank_takes_the_predicted_bytes(strategy, settings):
     assert predicted["optimizer"]["total"] == pytest.approx(peaks["optimizer"], rel=0.03)
 
 
-def test_a_parameter_of_the_repeated_block_stands_for_one_in_each():
-    stack = TracedStack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
-    assert stack.whole_model_names("head.weight") == ["head.weight"]
-    assert stack.whole_model_names("h.0.bias") == ["h.0.bias"]
-    assert stack.whole_model_names("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]
-    assert stack.whole_model_names("h.2.bias") == ["h.5.bias"]
-
-
-def test_blocks_that_differ_are_all_kept():
+def test_blocks_that_differ_are_all_kept_and_a_parameter_of_a_repeated_one_stands_for_all():
     class Config:
         def to_dict(self):
             return {}
@@ -240,16 +227,21 @@ def test_blocks_that_differ_are_all_kept():
     assert (len(found.blocks), found.repeats) == (5, 1)
     (found,) = shorten(stack([8, 4, 4, 4, 4]), Config(), whole=False)
     assert len(found.blocks) == 3, "the first alone may differ"
+    traced = TracedStack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
+    assert traced.whole_model_names("head.weight") == ["head.weight"]
+    assert traced.whole_model_names("h.0.bias") == ["h.0.bias"]
+    assert traced.whole_model_names("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]
+    assert traced.whole_model_names("h.2.bias") == ["h.5.bias"]
 
 
 def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert library_bytes("cpu") == 0
+    assert step_timeline.library_bytes("cpu") == 0
     for capability, kib in (((9, 0), 2 * 32 * 1024), ((8, 0), 2 * 8320)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one=capability: one)
-        assert library_bytes("cuda") == kib * 1024
+        assert step_timeline.library_bytes("cuda") == kib * 1024
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    assert library_bytes("cuda") == 2 * 4096 * 8 * 1024
+    assert step_timeline.library_bytes("cuda") == 2 * 4096 * 8 * 1024
 
 
 @pytest.mark.long
@@ -292,15 +284,7 @@ def worked(model, *inputs):
     return live.segments[-1].work, counter.get_total_flops()
 
 
-def test_flops_are_those_of_torchs_counter():
-    with FakeTensorMode():
-        (_, flops, _), counted = worked(nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8)), torch.randn(16, 64))
-        assert flops == counted
-        (_, flops, _), counted = worked(nn.Conv2d(3, 8, 4, stride=4), torch.randn(2, 3, 32, 32))
-        assert flops == counted
-
-
-def test_bytes_are_those_read_and_written():
+def test_bytes_are_those_read_and_written_and_flops_those_of_torchs_counter():
     live, size = LiveBytes("cpu"), 1000 * FLOAT
     with FakeTensorMode():
         one, other = torch.empty(1000), torch.empty(1000)
@@ -314,9 +298,6 @@ def test_bytes_are_those_read_and_written():
                 live.begin("forward", 1, "")
                 operation()
                 assert live.segments[-1].work == (1, 0, moved)
-
-
-def test_a_lookup_reads_the_rows_and_not_the_table():
     live = LiveBytes("cpu")
     with FakeTensorMode():
         table, words = nn.Embedding(50_000, 8), torch.zeros(4, dtype=torch.int64)
@@ -324,6 +305,11 @@ def test_a_lookup_reads_the_rows_and_not_the_table():
             live.begin("forward", 1, "")
             table(words)
     assert live.segments[-1].work[2] == 2 * 4 * 8 * FLOAT
+    with FakeTensorMode():
+        (_, flops, _), counted = worked(nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8)), torch.randn(16, 64))
+        assert flops == counted
+        (_, flops, _), counted = worked(nn.Conv2d(3, 8, 4, stride=4), torch.randn(2, 3, 32, 32))
+        assert flops == counted
 
 
 @pytest.mark.longest

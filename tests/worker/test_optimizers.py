@@ -1,13 +1,20 @@
-"""The optimizers take the same steps, and decay what should decay."""
+"""The optimizers take the same steps, and decay what should decay; the result reads AdamW's loop from the live one."""
 
 import re
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
+from trainfast_runner.worker.model import optimizer as optimizers
 from trainfast_runner.worker.model.optimizer import build_optimizer, class_name, parameter_groups, set_rate
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -136,3 +143,21 @@ def test_a_model_trains_with_each_new_optimizer(train, family, optimizer):
     assert run.record("actual")["optimizer"] == OPTIMIZERS[optimizer].class_name
     losses = run.losses()
     assert losses[-1] < losses[0]
+
+
+@pytest.fixture
+def slices():
+    """One parameter, cut over two ranks of which one is here."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    yield nn.ParameterList([nn.Parameter(DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)]))])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("device", "loop"), [("cuda", "loop"), ("cpu", "foreach")])
+def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(slices, monkeypatch, device, loop):
+    """torch's list of devices with such kernels is played: the slices of this test, on the CPU, are in it or not."""
+    # `torch.optim` deletes the name of this module.
+    chooser = sys.modules[torch.optim.Optimizer.__module__]
+    monkeypatch.setattr(chooser, "_get_foreach_kernels_supported_devices", lambda: [device])
+    assert optimizers.implementation(build_optimizer(slices, worker_knobs())) == loop

@@ -1,5 +1,8 @@
-"""The probes of a warm process, and what their memory counts."""
+"""The probes of a warm process, what their memory counts, and the orders that it waits for."""
 
+import fcntl
+import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from torch import nn
 from worker_knobs import worker_knobs
 
+from trainfast_runner.worker import warm
 from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
 from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
@@ -14,7 +18,7 @@ from trainfast_runner.worker.records.step_log import HostClock, StepRecorder
 from trainfast_runner.worker.shared import process
 from trainfast_runner.worker.shared.words import MEMORY_PHASES
 from trainfast_runner.worker.strategies.base import Strategy
-from trainfast_runner.worker.warm import MAX_SKIPPED_STEPS, ProbeRunner
+from trainfast_runner.worker.warm import MAX_SKIPPED_STEPS, ProbeRunner, orders
 
 
 def test_the_peak_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch):
@@ -64,8 +68,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, step, wit
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
     prober(state=state, log=log, memory=memory).record_if_oom(error, {"number": 1})
-    assert written["outcome"] == "oom"
-    assert set(written["phase_peaks"]) == with_peaks
+    assert (written["outcome"], set(written["phase_peaks"])) == ("oom", with_peaks)
 
 
 def prober(**parts):
@@ -75,19 +78,15 @@ def prober(**parts):
 
 def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch):
     """The allocator of a GPU, whose counters alone are played: blocks it keeps count until its cache is emptied."""
-    reserved = {"current": 900, "peak": 900}
+    kept = {"current": 900, "peak": 900}
 
     def stats(_device):
-        return {
-            "allocated_bytes": {"all": {"peak": 90}},
-            "reserved_bytes": {"all": dict(reserved)},
-            "num_alloc_retries": 0,
-        }
+        return {"allocated_bytes": {"all": {"peak": 90}}, "reserved_bytes": {"all": dict(kept)}, "num_alloc_retries": 0}
 
     for name, played in {
         "memory_stats_as_nested_dict": stats,
-        "reset_peak_memory_stats": lambda _device: reserved.update(peak=reserved["current"]),
-        "empty_cache": lambda: reserved.update(current=100),
+        "reset_peak_memory_stats": lambda _device: kept.update(peak=kept["current"]),
+        "empty_cache": lambda: kept.update(current=100),
         "synchronize": lambda _device: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, played)
@@ -135,3 +134,42 @@ def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient, 
 def test_a_probe_in_fp16_that_only_overflows_fits_nothing():
     with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MAX_SKIPPED_STEPS} steps: no"):
         probe_in_fp16(float("inf"))
+
+
+@pytest.fixture
+def search_lock(tmp_path):
+    path = tmp_path / "search.lock"
+    path.touch()
+    return path
+
+
+def held(path):
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def order(control, **fields):
+    with control.open("a") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path, search_lock):
+    control = tmp_path / "control.jsonl"
+    fd = held(search_lock)
+    for batch_size in (4, 8):
+        order(control, do="probe", batch_size=batch_size, steps=2)
+    order(control, do="end")
+    assert [order["batch_size"] for order in orders(control, search_lock)] == [4, 8]
+    assert next(orders(control, search_lock))["batch_size"] == 4
+    os.close(fd)
+
+
+def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(tmp_path, search_lock, monkeypatch):
+    monkeypatch.setattr(warm, "PARENT_CHECK_S", 0.0)
+    control = tmp_path / "control.jsonl"
+    order(control, do="probe", batch_size=4, steps=2)
+    with control.open("a") as file:
+        file.write('{"do":"probe","batch_si')
+    for lock in (search_lock, tmp_path / "gone"):
+        assert [order["batch_size"] for order in orders(control, lock)] == [4]

@@ -51,20 +51,10 @@ def test_what_ran_is_read_from_the_live_objects(train):
     assert run.record("started")["world_size"] == 1
     actual = run.record("actual")
     expected = {
-        "wrapper": "none",
-        "optimizer": "AdamW",
-        "optimizer_implementation": "loop",
-        "param_dtype": "float32",
-        "compute_dtype": "float32",
-        "reduce_dtype": None,
-        "attention": "sdpa",
-        "world_size": 1,
-        "device": "cpu",
-        "compiled": False,
-        "layers": 2,
-        "hidden_size": 64,
-        "vocab_size": 1024,
-    }
+        "wrapper": "none", "optimizer": "AdamW", "optimizer_implementation": "loop", "param_dtype": "float32",
+        "compute_dtype": "float32", "reduce_dtype": None, "attention": "sdpa", "world_size": 1, "device": "cpu",
+        "compiled": False, "layers": 2, "hidden_size": 64, "vocab_size": 1024,
+    }  # fmt: skip
     assert {name: actual[name] for name in expected} == expected
     multiplied = actual["parameters"] - 1024 * 64
     assert actual["model_flops_per_sample"] == 32 * (6 * multiplied + 6 * 2 * 64 * 2 * 32)
@@ -79,8 +69,7 @@ def test_accumulation_equals_a_larger_batch(train, objective):
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     whole = train(model=model, data={"objective": objective})
     parts = train(model=model, data={"objective": objective}, batch_size=2, grad_accum=4)
-    assert parts.losses() == pytest.approx(whole.losses(), abs=1e-4)
-    assert parts.steps()[0]["samples"] == 8
+    assert (parts.losses(), parts.steps()[0]["samples"]) == (pytest.approx(whole.losses(), abs=1e-4), 8)
 
 
 @pytest.mark.long

@@ -65,14 +65,11 @@ def program(tmp_path_factory):
     return run
 
 
-def test_the_knob_exists_and_is_refused_by_its_own_rule(program):
+def test_the_knob_is_refused_by_its_own_rule_and_what_ran_is_recorded(program):
     assert program("toy=silent")["error"]["allowed"] == ["quiet", "loud"]
     refused = program("toy=loud", "strategy=ddp", "devices=2")["error"]
     assert refused["message"].startswith("toy=loud works with strategy single, not with strategy=ddp")
     assert (refused["key"], refused["nearest"]) == ("toy", "toy=quiet, or strategy=single")
-
-
-def test_it_runs_and_what_ran_is_recorded(program):
     small = ("steps=2", "timing_warmup=0", "batch_size=1", "seq_len=32", "data.kind=random", "data.paths=[]")
     result = program("toy=loud", *small)
     assert (result["state"], result["knobs"]["toy"], result["actual"]["toy"]) == ("finished", "loud", "loud")

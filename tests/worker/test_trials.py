@@ -28,36 +28,22 @@ SMALL = (
     *("seq_len=64", "lr=1e-3", "model.attention_dropout=0.1"),
 )
 AS_FIRST = {
-    "batch_size": 8,
-    "grad_accum": 1,
-    "workers": 0,
-    "prefetch": 2,
-    "checkpointing": "off",
-    "optimizer": "adamw",
-    "precision": "fp32",
-    "attention": "sdpa",
-}
+    "batch_size": 8, "grad_accum": 1, "workers": 0, "prefetch": 2, "checkpointing": "off", "optimizer": "adamw",
+    "precision": "fp32", "attention": "sdpa",
+}  # fmt: skip
 FIRST_RAN = {
-    "optimizer": "AdamW",
-    "optimizer_implementation": "loop",
-    "compute_dtype": "float32",
-    "attention": "sdpa",
-    "checkpointing": "off",
-    "loader_workers_alive": 0,
-}
+    "optimizer": "AdamW", "optimizer_implementation": "loop", "compute_dtype": "float32", "attention": "sdpa",
+    "checkpointing": "off", "loader_workers_alive": 0,
+}  # fmt: skip
 TURNS = (
-    ({}, {}),
-    ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
+    ({}, {}), ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
     ({"optimizer": "adamw-fused"}, {"optimizer_implementation": "fused"}),
     ({"optimizer": "muon"}, {"optimizer": "MuonAdamW", "optimizer_implementation": None}),
-    ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}),
-    ({"attention": "eager"}, {"attention": "eager"}),
+    ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}), ({"attention": "eager"}, {"attention": "eager"}),
     ({"checkpointing": "full"}, {"checkpointing": "full"}),
-    ({"workers": 2, "prefetch": 1}, {"loader_workers_alive": 2}),
-    ({"batch_size": 1, "grad_accum": 8}, {}),
-    ({"precision": "tf32"}, {}),
-    ({}, {}),
-)
+    ({"workers": 2, "prefetch": 1}, {"loader_workers_alive": 2}), ({"batch_size": 1, "grad_accum": 8}, {}),
+    ({"precision": "tf32"}, {}), ({}, {}),
+)  # fmt: skip
 """Turned knobs, and what of the live objects they change."""
 
 Start = Callable[..., WarmProcess]
@@ -187,8 +173,7 @@ def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start):
     assert (line.outcome, line.phase, line.ended_process) == ("oom", "forward", True)
     assert "allocate" in (line.message or "")
     result = process.wait_for_end()
-    assert result.state == "oom"
-    assert (result.oom.batch_size, result.oom.changes) == (4096, [])
+    assert (result.state, result.oom.batch_size, result.oom.changes) == ("oom", 4096, [])
 
 
 @pytest.mark.long
@@ -210,33 +195,19 @@ def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start):
 def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
     memory = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), peak)
     return {
-        "step": step,
-        "warmup": warmup,
-        "loss": loss,
-        "step_ms": 10.0 * step,
-        "data_ms": 1.0 * step,
-        "optimizer_ms": 0.5 * step,
-        "samples": 2,
-        "tokens": tokens,
-        **memory,
-    }
+        "step": step, "warmup": warmup, "loss": loss, "step_ms": 10.0 * step, "data_ms": 1.0 * step,
+        "optimizer_ms": 0.5 * step, "samples": 2, "tokens": tokens, **memory,
+    }  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_fails_its_trial():
+def test_a_loss_that_is_not_finite_fails_its_trial_and_a_step_that_compiled_is_not_timed():
     fields = trial_fields([a_step(1, True), a_step(2, False, math.nan)], 100)
     assert (fields["outcome"], fields["loss_not_finite"]) == ("failed", True)
     assert fields["message"] == "the loss of step 2 is not finite"
-
-
-def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean():
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
     fields = trial_fields(steps, tokens_per_sample=33)
     assert fields["step_ms"] == pytest.approx([30.0 * 66 / 60, 40.0 * 66 / 70]), "of 66 tokens, a mean step's"
-    assert fields["tokens"] == 65
-    assert (fields["data_ms"], fields["peak_allocated_bytes"]) == ([3.0, 4.0], 9)
-
-
-def test_an_order_may_set_a_knob_that_has_no_field():
+    assert (fields["tokens"], fields["data_ms"], fields["peak_allocated_bytes"]) == (65, [3.0, 4.0], 9)
     before = worker_knobs(batch_size=2, a_knob_of_tomorrow=1, another=3)
     knobs = before.with_values({"batch_size": 8, "a_knob_of_tomorrow": 2})
     assert knobs == worker_knobs(batch_size=8, a_knob_of_tomorrow=2, another=3)

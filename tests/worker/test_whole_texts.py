@@ -27,20 +27,24 @@ def test_a_long_text_is_several_samples_and_one_token_is_none():
 @given(st.lists(st.integers(0, 50), min_size=1), st.integers(2, 16))
 def test_no_token_is_in_two_samples_and_none_is_longer_than_asked(lengths, seq_len):
     pieces = pieces_of(np.array(lengths), seq_len)
-    covered = [
-        token for start, n in zip(pieces.starts, pieces.lengths, strict=True) for token in range(start, start + n)
-    ]
+    covered = [at for start, n in zip(pieces.starts, pieces.lengths, strict=True) for at in range(start, start + n)]
     assert len(covered) == len(set(covered))
     assert sum(lengths) - len(covered) == sum(length % seq_len == 1 for length in lengths)
     assert all(2 <= n <= seq_len for n in pieces.lengths)
 
 
-def test_padding_is_masked_and_is_no_target():
+def test_padding_is_masked_no_target_and_not_counted_from_step_to_step():
     batch = texts([3, 5, 2], seq_len=8).__getitems__([0, 2])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [9, 10, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch["labels"].tolist() == [[1, 2, 3], [9, 10, IGNORED_LABEL]]
     assert texts([3, 5, 2], seq_len=8, width=8).__getitems__([0, 2])["labels"].shape == (2, 8)
+    samples = texts([3, 5, 2], seq_len=8)
+    counted = CountedBatches(samples.__getitems__(numbers) for numbers in ([0, 1], [2], [1]))
+    next(counted), next(counted)
+    assert counted.take_tokens() == 10
+    next(counted)
+    assert counted.take_tokens() == 5
 
 
 def test_a_masked_sample_is_the_same_beside_any_other():
@@ -51,7 +55,7 @@ def test_a_masked_sample_is_the_same_beside_any_other():
     assert (alone["labels"] != IGNORED_LABEL).any()
 
 
-def test_the_first_steps_take_the_longest_and_every_micro_batch_one_of_the_very_longest():
+def test_the_first_steps_take_the_longest_one_of_the_very_longest_each_and_then_the_order_is_as_ever():
     lengths = np.random.default_rng(0).permutation(np.arange(2, 102))
     micro_batches = [
         [lengths[number] for number in batch]
@@ -60,12 +64,10 @@ def test_the_first_steps_take_the_longest_and_every_micro_batch_one_of_the_very_
     ]
     assert sorted(length for batch in micro_batches for length in batch) == list(range(86, 102))
     assert sorted(max(batch) for batch in micro_batches) == [98, 99, 100, 101]
-
-
-def test_after_the_first_steps_the_order_is_as_ever():
     lengths = np.arange(50)
     plain, longest_first = (list(GlobalOrder(50, 4, 1, 0, 1, 5, 7, given)) for given in (None, lengths))
     assert (longest_first[:2], longest_first[2:]) == ([[49, 48, 47, 46]] * 2, plain[2:])
+    assert next(iter(GlobalOrder(3, 5, 1, 0, 1, 1, 0, np.array([2, 4, 3])))) == [1, 2, 0, 1, 2]
 
 
 LENGTHS = np.random.default_rng(1).integers(2, 200, 100)
@@ -80,7 +82,7 @@ def steps_of(*, grouped, ranks=1, steps=24, seed=0):
     return [[*first, *second] for first, second in zip(batches[::2], batches[1::2], strict=True)]
 
 
-def test_grouped_takes_the_same_samples_in_each_window_with_less_padding():
+def test_grouped_takes_the_same_samples_in_each_window_with_less_padding_in_one_order_for_any_ranks():
     plain, grouped = (np.array(steps_of(grouped=grouped)) for grouped in (False, True))
     assert grouped[0].tolist() == plain[0].tolist(), "the longest"
     # An epoch has four windows at least: three steps of 8 of these 100 samples.
@@ -88,25 +90,9 @@ def test_grouped_takes_the_same_samples_in_each_window_with_less_padding():
     assert windows.tolist() == plain_windows.tolist()
     padded, less_padded = (LENGTHS[steps[3:] % 100].reshape(-1, 4).max(axis=1).sum() for steps in (plain, grouped))
     assert less_padded < 0.8 * padded
-
-
-def test_grouped_is_one_order_for_any_number_of_ranks_and_another_for_another_seed():
     alone = steps_of(grouped=True)
     assert alone == steps_of(grouped=True, ranks=2) == steps_of(grouped=True, steps=99)[:24]
     assert alone != steps_of(grouped=True, seed=1)
-
-
-def test_too_few_samples_for_a_first_step_are_taken_again():
-    assert next(iter(GlobalOrder(3, 5, 1, 0, 1, 1, 0, np.array([2, 4, 3])))) == [1, 2, 0, 1, 2]
-
-
-def test_tokens_are_counted_without_padding_from_step_to_step():
-    samples = texts([3, 5, 2], seq_len=8)
-    counted = CountedBatches(samples.__getitems__(numbers) for numbers in ([0, 1], [2], [1]))
-    next(counted), next(counted)
-    assert counted.take_tokens() == 10
-    next(counted)
-    assert counted.take_tokens() == 5
 
 
 @pytest.fixture(scope="module")

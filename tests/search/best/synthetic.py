@@ -36,7 +36,4 @@ def cold(candidate: int, role: str = "confirm", outcome: str = "measured", **fie
 
 def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -> list[BestLine]:
     """Runs in fresh processes with these samples/s."""
-    return [
-        cold(candidate, role, run_id=f"{role}-{candidate}-{place}", samples_per_s=rate)
-        for place, rate in enumerate(rates)
-    ]
+    return [cold(candidate, role, run_id=f"{role}-{candidate}-{n}", samples_per_s=rate) for n, rate in enumerate(rates)]

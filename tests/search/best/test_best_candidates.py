@@ -4,30 +4,19 @@ import threading
 from dataclasses import replace
 
 import pytest
-from benchmarks.best_fit_replay import question
+from benchmarks import best_fit_replay
 from msgspec.structs import replace as replace_fields
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.search.best import question
 from trainfast_runner.search.best.decide import BestState
-from trainfast_runner.search.best.question import (
-    MAX_CANDIDATES,
-    BestPlan,
-    GlobalBatch,
-    Survey,
-    changes_training,
-    default_global_batch,
-    enumerate_space,
-    lever_point,
-    unneeded_levers,
-    vary_of,
-)
-from trainfast_runner.search.best_journal import BestLine, Space
+from trainfast_runner.search.best.question import MAX_CANDIDATES, Survey, enumerate_space, unneeded_levers, vary_of
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 
 from .synthetic import trial
 
@@ -37,12 +26,12 @@ INSTALLED = dict.fromkeys(("torch", "transformers", "accelerate", "torchao", "li
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
 
 
-def survey(*settings: str) -> Survey:
+def survey(*settings):
     """Tiny-llama with these settings on two cores, checked by the compatibility rules."""
     return Survey(resolve("tiny-llama", list(settings)), CPU, lambda spec: check(Facts(spec, CPU, {}, {}, "")))
 
 
-def vary(**asked: object) -> dict[str, list]:
+def vary(**asked):
     return vary_of(survey(), {name: list(values) for name, values in asked.items()}, 32)[0]  # type: ignore[call-overload]
 
 
@@ -54,15 +43,14 @@ def test_the_candidates_are_the_combinations_of_one_global_batch():
         optimizer=["adamw", "adamw-fused", "sgd"],
     )
     space = enumerate_space(survey(), varied, 32)
-    assert len(space.candidates) == 30
-    assert space.dropped == 120
+    assert (len(space.candidates), space.dropped) == (30, 120)
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
     assert all(one.samples_per_step == 32 for one in space.candidates)
     baseline = space.candidates[space.baseline_number]
     assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
     assert all(one.process_knobs == {} for one in space.candidates), "one process tries them all"
     sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
-    assert changes_training(sgd, baseline) == ["optimizer"]
+    assert question.changes_training(sgd, baseline) == ["optimizer"]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "grad_accum"])
@@ -76,7 +64,7 @@ def test_one_of_batch_and_accumulation_decides_the_other(name):
 
 def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
     own = survey("devices=2", "strategy=ddp", "batch_size=4")
-    assert default_global_batch(own) == 8
+    assert question.default_global_batch(own) == 8
     varied = vary(strategy=["single", "ddp", "fsdp", "tp"])
     space = enumerate_space(own, varied, 8)
     sizes = {one.knobs["strategy"]: one.knobs["batch_size"] for one in space.candidates}
@@ -89,25 +77,19 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
     assert fsdp.process_knobs == fsdp.knobs, "fsdp turns no knob in a running process"
 
 
-def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named():
+def test_settings_that_exclude_each_other_are_candidates_and_a_compiled_process_tries_one():
     space = enumerate_space(survey(), vary(precision=["fp32", "tf32"]), None)
     [wrong] = [one for one in space.candidates if one.excluded_as]
     assert wrong.excluded_as == "incompatible"
     assert "precision=tf32" in wrong.reason
     assert "CPU" in wrong.reason
-
-
-def test_refused_candidate_names_no_option_of_the_command_line():
     refusal = UserError("no such device", advice="another device", option="--set devices=1")
 
-    def refuse(spec: RunSpec) -> None:
+    def refuse(spec):
         raise refusal
 
     space = enumerate_space(replace(survey(), check=refuse), {"lr": [0.1]}, None)
     assert {one.reason for one in space.candidates} == {"no such device; try another device"}
-
-
-def test_a_compiled_process_tries_one_setting():
     space = enumerate_space(survey(), vary(compile=["off", "default"], batch_size=[4, 8]), 8)
     processes = {tuple(sorted(one.process_knobs.items())) for one in space.candidates}
     assert len(processes) == 3, "one for both settings without compile, one for each with it"
@@ -135,7 +117,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
         "seed": list(range(100)),
         "weight_decay": [step / 1000 for step in range(100)],
     }
-    assert GlobalBatch(survey(), many, 8).count == 1_000_000
+    assert question.GlobalBatch(survey(), many, 8).count == 1_000_000
     with pytest.raises(UserError) as refused:
         enumerate_space(survey(), many, 8)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message
@@ -143,7 +125,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied():
-    varied, left_alone = vary_of(survey(), {}, default_global_batch(survey()))
+    varied, left_alone = vary_of(survey(), {}, question.default_global_batch(survey()))
     assert varied["batch_size"] == [1, 2, 4, 8]
     assert sorted(varied["grad_accum"]) == [1, 2, 4, 8], "no value that no candidate has"
     assert varied["precision"] == ["fp32", "bf16"]
@@ -155,25 +137,19 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied():
     assert "strategy" not in varied, "the run has one device"
     space = enumerate_space(survey(), varied, 8)
     baseline = space.candidates[space.baseline_number]
-    assert all(changes_training(one, baseline) == [] for one in space.candidates)
+    assert all(question.changes_training(one, baseline) == [] for one in space.candidates)
 
 
-def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone():
+def test_an_optimizer_of_another_kind_is_left_alone_and_strategies_vary_on_several_devices():
+    own = survey("optimizer=sgd")
+    varied, left_alone = vary_of(own, {}, 8)
+    assert "optimizer" not in varied
+    assert left_alone["optimizer"] == "sgd trains differently from its other values"
     without = [entry for entry in KNOBS if entry.name != "pin_memory"]
     _, left_alone = vary_of(survey(), {}, 8, without)
     assert "pin_memory" not in left_alone
     _, left_alone = vary_of(survey(), {}, 8)
     assert left_alone["pin_memory"] == "a run on the CPU copies nothing to a GPU"
-
-
-def test_an_optimizer_of_another_kind_leaves_the_knob_alone():
-    own = survey("optimizer=sgd")
-    varied, left_alone = vary_of(own, {}, 8)
-    assert "optimizer" not in varied
-    assert left_alone["optimizer"] == "sgd trains differently from its other values"
-
-
-def test_strategies_are_varied_where_there_are_several_devices():
     own = survey("devices=2", "strategy=ddp")
     varied, _ = vary_of(own, {}, 16)
     assert set(varied["strategy"]) >= {"single", "ddp", "fsdp"}
@@ -186,7 +162,7 @@ def test_a_knob_that_decides_no_speed_cannot_be_varied(name):
     assert refused.value.key == name
 
 
-def on_an_h100(preset: str) -> Survey:
+def on_an_h100(preset):
     config = {"model_type": "llama", "vocab_size": 4096}
     spec = resolve(preset, [])
     return Survey(spec, H100, lambda run: check(Facts(run, H100, config, INSTALLED, "")))
@@ -199,24 +175,26 @@ def test_all_levers_of_a_gpu_are_varied_within_the_limit(preset):
     assert set(varied) >= {"loss", "checkpointing", "compile", "attention", "kernels", "optimizer", "workers"}
     assert "--vary allocator=" in left_alone["allocator"]
     assert not [name for name, reason in left_alone.items() if f"{MAX_CANDIDATES:,}" in reason]
-    assert GlobalBatch(own, varied, 8).count > 10 * MAX_CANDIDATES
+    assert question.GlobalBatch(own, varied, 8).count > 10 * MAX_CANDIDATES
     space = enumerate_space(own, varied, 8, in_stages=True)
     assert len(space.candidates) < MAX_CANDIDATES / 5
     baseline = space.candidates[space.baseline_number]
     differences = [
-        [name for name, value in lever_point(one.knobs).items() if value != baseline.knobs[name]]
+        [name for name, value in question.lever_point(one.knobs).items() if value != baseline.knobs[name]]
         for one in space.candidates
     ]
     assert max(map(len, differences)) == 1
-    assert {name for names in differences for name in names} == {*lever_point(baseline.knobs)}
+    assert {name for names in differences for name in names} == {*question.lever_point(baseline.knobs)}
     assert len({(*one.knobs.items(),) for one in space.candidates}) == len(space.candidates)
 
 
-def best_plan_of(own: Survey, batch: int) -> BestPlan:
+def best_plan_of(own, batch):
     vary, left_alone = vary_of(own, {}, batch)
     space = enumerate_space(own, vary, batch, in_stages=True)
-    asked = replace_fields(question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True)
-    return BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
+    asked = replace_fields(
+        best_fit_replay.question("tiny-llama", space), vary=vary, left_alone=left_alone, is_default_vary=True
+    )
+    return question.BestPlan(asked, own, None, space)  # type: ignore[arg-type]  # nothing runs
 
 
 def test_combinations_of_levers_enter_around_the_one_that_won_alone():
@@ -243,11 +221,9 @@ def test_a_space_of_stages_grows_around_a_new_leader_and_around_what_needs_least
     base = space.baseline_number
     knobs = space.candidates[base].knobs
     numbers = [one.knobs for one in space.candidates]
-    won, smaller = (
-        numbers.index(knobs | more) for more in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2})
-    )
+    won, smaller = (numbers.index(knobs | one) for one in ({"compile": "default"}, {"batch_size": 4, "grad_accum": 2}))
 
-    def center(*lines: BestLine, space: Space = space) -> int | None:
+    def center(*lines, space=space):
         return BestState([plan.question, space, *lines], 0.0).next_center
 
     assert center() is None

@@ -10,7 +10,7 @@ from benchmarks.best_fit_spaces import LaunchBound, Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
-from trainfast_runner.search.best_journal import BestLine, ProcessReady, Space, StepProfile
+from trainfast_runner.search.best_journal import ProcessReady, Space, StepProfile
 from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 
 from .synthetic import asking, cold, process_ready, state_of, trial
@@ -44,7 +44,7 @@ def test_a_knob_of_a_phase_under_a_percent_is_left_out_until_the_phase_matters(s
     assert not state_of(space, *lines, faster, warm="one").bounds
 
 
-def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_what_was_left_alone():
+def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_of_no_trace_no_more_calls():
     terrain = LaunchBound(0)
     conductor = FakeConductor(terrain, question(terrain.name, terrain.space), 0)
     conductor.trial(conductor.next())
@@ -61,9 +61,6 @@ def test_physics_expects_of_a_launch_bound_gpu_what_a_compiler_can_give_and_what
     assert cut < 0.2, "eight times the calls"
     words = r"predicted: about [\d.]+x samples/s by a global batch of \d+ instead of 8, if your training allows"
     assert re.fullmatch(words, answer_of(state).unused_lever)
-
-
-def test_a_script_that_is_not_traced_is_not_tried_with_more_calls_first():
     terrain = LaunchBound(0)
     untraced = [msgspec.structs.replace(one, host_s=None, device_s=None) for one in terrain.space.candidates]
     terrain.space = msgspec.structs.replace(terrain.space, candidates=untraced)
@@ -88,23 +85,17 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
     assert third.needs_new_process, "running out of memory ended the process"
 
 
-def test_a_baseline_that_fails_ends_the_search(space):
+def test_a_baseline_that_fails_ends_the_search_and_the_smallest_setting_follows_one_too_large(space, base):
     decision = decide(
         state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
     )
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
-
-
-def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space, base):
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
     assert decision.step.action == "trial"
     assert decision.step.candidate_number is not None
     sizes = [space.space.candidates[number].predicted_bytes or 0 for number in space.truth if number != base]
     assert space.space.candidates[decision.step.candidate_number].predicted_bytes == min(sizes)
-
-
-def test_nothing_fits_where_every_setting_is_too_large(space):
     terrain = Synthetic(3)
     terrain.space = Space(
         candidates=[
@@ -125,9 +116,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
         for number in sorted(space.truth)
         if number != base and space.space.candidates[number].process_knobs == process
     ][:3]
-    elsewhere = next(
-        number for number in sorted(space.truth) if space.space.candidates[number].process_knobs != process
-    )
+    elsewhere = next(n for n in sorted(space.truth) if space.space.candidates[n].process_knobs != process)
     lines = begun
     # As after a kill: a new process began with the setting that was under way.
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
@@ -142,13 +131,10 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     assert (closing.candidate_number, closing.repeats) == (fast, True)
 
 
-def drifted(space, base, run_id: str) -> list[BestLine]:
+def drifted(space, base, run_id):
     """The lines of the baseline's process, of two settings and of the repeat of the first, 5 % slower."""
-    warm = [
-        n
-        for n in sorted(space.truth)
-        if space.space.candidates[n].process_knobs == space.space.candidates[base].process_knobs
-    ]
+    candidates = space.space.candidates
+    warm = [n for n in sorted(space.truth) if candidates[n].process_knobs == candidates[base].process_knobs]
     second = next(number for number in warm if number != base)
     trials = [trial(base, run_id, warm=False), trial(second, run_id, ms=60.0), trial(base, run_id, 105.0, repeats=True)]
     return [*process_ready(space, base, run_id), *trials]
@@ -225,22 +211,17 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
 
 def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow():
     rule = StepRule(give_up_ms=150.0)
-    assert rule.judge([100.0] * (MIN_TIMED_STEPS - 1)) == "more"
-    assert rule.judge([100.0] * MIN_TIMED_STEPS) == "enough"
+    assert (rule.judge([100.0] * (MIN_TIMED_STEPS - 1)), rule.judge([100.0] * MIN_TIMED_STEPS)) == ("more", "enough")
     assert rule.judge([90.0, 110.0, 85.0, 118.0, 100.0]) == "more"
-    assert rule.judge([90.0, 110.0] * MAX_TIMED_STEPS) == "enough"
-    assert rule.judge([200.0, 190.0]) == "slow"
+    assert (rule.judge([90.0, 110.0] * MAX_TIMED_STEPS), rule.judge([200.0, 190.0])) == ("enough", "slow")
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 
 
-def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
+def test_beyond_the_budget_the_answer_is_confirmed_in_shorter_runs_of_slow_steps(space, other, begun, base):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(BestState([asked, space.space, *lines], spent_s)).step for spent_s in (599.0, 700.0)]
     assert [(step.action, step.candidate_number) for step in late] == [("confirm", other)] * 2
-
-
-def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):
     samples = space.space.candidates[base].samples_per_step
     for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_RULE.min_steps)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]

@@ -2,11 +2,10 @@
 
 import random
 import signal
-from typing import Any
 
 import pytest
 
-from cli.command import Cli, Started, directory_of, live_runs, until
+from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import is_conducted
 from trainfast_runner.search.best_journal import BestJournal, ColdRun, Trial
 from trainfast_runner.search.effects import Measurements
@@ -22,10 +21,10 @@ GRID = [
 VERDICTS = {"measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"}
 
 
-def until_measured(cli: Cli, started: Started, count: int) -> None:
+def until_measured(cli, started, count):
     """Wait until the journal of the only search has so many measurements that count, or the command has ended."""
 
-    def measured() -> int:
+    def measured():
         found = list((cli.home / "searches").glob("*"))
         lines = BestJournal.read(found[0]).lines if found else []
         return sum(isinstance(one, Trial | ColdRun) and one.outcome == "measured" for one in lines)
@@ -33,7 +32,7 @@ def until_measured(cli: Cli, started: Started, count: int) -> None:
     until(lambda: measured() >= count or started.process.poll() is not None, f"{count} measurements")
 
 
-def assert_is_whole(cli: Cli, found: dict[str, Any], candidates: int) -> None:
+def assert_is_whole(cli, found, candidates):
     """The answer has every field, a verdict for each candidate, and runs that can be opened."""
     assert found["state"] == "answered"
     assert found["candidates"] == candidates == len(found["verdicts"])

@@ -1,14 +1,17 @@
-"""Whole best-fit searches of synthetic spaces, replayed under a fake clock."""
+"""Whole best-fit searches, replayed under a fake clock: of synthetic spaces, and of recorded grids with their noise."""
 
+import itertools
+import json
+import math
 import re
 from collections import Counter
 
 import pytest
-from benchmarks.best_fit import launch_bound_rows
-from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
-from benchmarks.best_fit_spaces import Synthetic, regret
+from benchmarks.best_fit import CLOSE, launch_bound_rows
+from benchmarks.best_fit_replay import FakeConductor, replay
+from benchmarks.best_fit_spaces import Recorded, Synthetic, cold_grid_s, recorded, regret
 
-from trainfast_runner.search.best_journal import BestLine, Space, Trial
+from trainfast_runner.search.best_journal import Space, Trial
 
 from .synthetic import asking
 
@@ -21,7 +24,7 @@ replays = pytest.mark.xdist_group("replayed-searches")
 
 
 @pytest.fixture(scope="module", params=[5, pytest.param(20, marks=[pytest.mark.ci, pytest.mark.long])])
-def replayed(request: pytest.FixtureRequest) -> list[tuple[Synthetic, Replayed]]:
+def replayed(request):
     """One search of each of so many synthetic spaces."""
     spaces = [Synthetic(number) for number in range(request.param)]
     return [(space, replay(space, number)) for number, space in enumerate(spaces)]
@@ -73,7 +76,7 @@ def test_on_a_gpu_that_waits_for_its_host_compile_leads_within_90_s():
 
 def test_nothing_is_measured_twice_after_a_kill(space):
     result = FakeConductor(space, asking(space), 1).run()
-    lines: list[BestLine] = [asking(space), space.space]
+    lines = [asking(space), space.space]
     for moves in (1, 2, 3, 5, 7, 11, 1000):
         # Each conductor forgets all but the journal, and its warm process is gone.
         again = FakeConductor(space, asking(space), moves, lines).run(moves)
@@ -126,3 +129,75 @@ def test_a_space_of_stages_ends_within_two_percent_with_fewer_candidates(number)
     reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "bound"}
     assert REASON_OF_A_LEVER in reasons
     assert any("combinations were candidates" in note for note in result.best_answer.notes)
+
+
+SIZES = (1, 2, 4, 8)
+PRECISIONS = ("fp32", "bf16")
+
+
+def grid(folder, factors=(1.0, 1.0, 1.0)):
+    """A grid of a pass for each factor, which slows the larger batches of that pass. Each pass drifts further."""
+    candidates = []
+    for precision in PRECISIONS:
+        for size in SIZES:
+            knobs = {"batch_size": size, "precision": precision, "grad_accum": 8 // size}
+            candidates.append({"knobs": knobs, "process": {}, "samples_per_step": 8, "ruled_out": None, "reason": ""})
+    visits = []
+    for number, factor in enumerate(factors):
+        trials = []
+        for place, one in enumerate(candidates):
+            size = one["knobs"]["batch_size"]
+            ms = (60 + 80 / size) * (0.8 if one["knobs"]["precision"] == "bf16" else 1.0) * (factor if size > 4 else 1)
+            for round_ in range(2):
+                drift = 1 + 0.3 * number + 0.02 * len(trials)
+                steps = [ms * drift * (1 + 0.002 * (step % 3)) for step in range(6)]
+                switch_s = 0.0 if round_ else 0.2
+                trials.append({"candidate": place, "step_ms": steps, "anchor_ms": 100 * drift, "switch_s": switch_s})
+        visits.append({"pass": number, "process": {}, "start_s": 4.0, "trials": trials})
+    path = folder / "small.json"
+    path.write_text(json.dumps({"candidates": candidates, "baseline": 0, "visits": visits}))
+    return Recorded(path)
+
+
+def noise_of(grid):
+    """The share by which the winner of one pass was slower than the best in another."""
+    worst = 0.0
+    for mine, other in itertools.permutations(range(grid.passes), 2):
+        winner = max(grid.rates, key=lambda number: grid.rates[number][mine])
+        best = max(rates[other] for rates in grid.rates.values())
+        worst = max(worst, 1 - math.exp(grid.rates[winner][other] - best))
+    return worst
+
+
+def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path):
+    small = grid(tmp_path)
+    assert small.passes == 3
+    assert noise_of(small) == pytest.approx(0.0)
+    result = replay(small, 0)
+    assert result.answer is not None
+    assert regret(small, result.answer) <= 0.02
+    assert result.starts == 1
+    assert 0 < result.leader_s < cold_grid_s(small)
+
+
+def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path):
+    for rates in grid(tmp_path).rates.values():
+        assert rates == pytest.approx([rates[0]] * 3)
+
+
+GRIDS = recorded()
+SEEDS, MIN_CLOSE_ANSWERS = 20, 18
+
+
+def test_a_recorded_grid_can_judge():
+    for one in GRIDS:
+        assert noise_of(one) <= CLOSE / 2
+        assert one.passes >= 3
+        assert len(one.truth) >= 60
+
+
+@pytest.mark.parametrize("judge", GRIDS, ids=[one.name for one in GRIDS])
+def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge):
+    answers = [replay(judge, seed).answer for seed in range(SEEDS)]
+    close = [answer for answer in answers if answer is not None and regret(judge, answer) <= CLOSE]
+    assert len(close) >= MIN_CLOSE_ANSWERS

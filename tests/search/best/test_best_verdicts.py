@@ -1,16 +1,12 @@
 """The verdict on each candidate of a best-fit search, and the answer, which names no winner where noise decides."""
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 from benchmarks.best_fit_replay import FakeConductor
-from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import CHOSEN_REASON, answer_of, best_report
 from trainfast_runner.search.best.decide import BestState
-from trainfast_runner.search.best_journal import BestEnded, BestLine, ColdRun, ProcessReady
+from trainfast_runner.search.best_journal import BestEnded, ColdRun, ProcessReady
 from trainfast_runner.search.journal import JournalWriter
 
 from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
@@ -54,26 +50,24 @@ def test_a_bound_by_flops_labels_candidates_that_are_never_run(space, base):
     assert "at most 1 samples/s" in verdict.reason
 
 
-def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space, base, other):
+def test_a_loss_that_leaves_the_baselines_fails_the_candidate_but_not_by_a_share_of_a_large_fall(space, base, other):
     runs = [cold(number, losses=[loss, loss]) for number, loss in ((base, 2.0), (other, 2.5))]
     verdict = state_of(space, *process_ready(space, base), trial(base), *runs).ruled_out[other]
     assert verdict.verdict == "failed"
     assert "2.5" in verdict.reason
-
-
-def test_after_a_large_fall_of_the_loss_a_share_of_the_first_is_no_difference(space, base, other):
-    lines: list[BestLine] = [
-        cold(other, "limit"),
-        cold(base, losses=[8.0, 2.0]),
-        cold(other, "race", losses=[8.0, 2.3]),
-    ]
+    lines = [cold(other, "limit"), cold(base, losses=[8.0, 2.0]), cold(other, "race", losses=[8.0, 2.3])]
     verdicts = state_of(space, *process_ready(space, base), trial(base), *lines).ruled_out
     assert other not in verdicts, "0.3 is little of the way from 8 to 2"
+    lines = [*process_ready(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
+    assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
+    verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
+    assert verdict.verdict == "failed"
+    assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
 
 
-def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, base, begun):
+def test_starts_of_other_lengths_leave_the_rate_narrow_and_time_as_uncertain_from_either_side(space, base, begun):
     asked = asking(space, "time", 10)
-    lines: list[BestLine] = [asked, space.space, *begun]
+    lines = [asked, space.space, *begun]
     lines += [
         msgspec.structs.replace(line, start_s=start_s) if isinstance(line, ColdRun) else line
         for start_s in (1.0, 60.0)
@@ -82,26 +76,20 @@ def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, ba
     answer = answer_of(BestState(lines, 0.0))
     assert answer.best_value.high / answer.best_value.low > 2, "the times differ"
     assert answer.best_rate.high / answer.best_rate.low < 1.1, "the rates do not"
-
-
-def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begun):
     elsewhere = next(
         number
         for number in sorted(space.truth)
         if space.space.candidates[number].process_knobs != space.space.candidates[base].process_knobs
     )
-    slow_start = ProcessReady(
-        run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0
-    )
+    slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0)
     asked = asking(space, "time", 1000)
-    ran = [*begun, slow_start, trial(elsewhere, run_id="two")]
+    ran = [*begun, slow, trial(elsewhere, run_id="two")]
     ranking = BestState([asked, space.space, *ran], 0.0).cold
     there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
-    assert there.mean == pytest.approx(-back.mean)
-    assert there.half_width == pytest.approx(back.half_width)
+    assert (there.mean, there.half_width) == (pytest.approx(-back.mean), pytest.approx(back.half_width))
 
 
-def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space, base, other, begun):
+def test_a_baseline_that_wins_says_within_how_much_noise_and_a_losing_leader_is_not_within(space, base, other, begun):
     lines = [*begun, trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
     answer = answer_of(noisy)
@@ -111,21 +99,9 @@ def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space, bas
     assert (quiet.best_number, quiet.within_percent, quiet.tied_numbers) == (base, None, []), (
         "clearly slower in fresh processes"
     )
-
-
-def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space, base, other, begun):
     lines = [*begun, trial(other, ms=90.0)]
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
-    assert answer.best_number == base
-    assert answer.verdicts[other].reason == "-37.4 % against the best"
-
-
-def test_the_losses_of_trials_compare_step_by_step(space, base, other):
-    lines = [*process_ready(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
-    assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
-    verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
-    assert verdict.verdict == "failed"
-    assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
+    assert (answer.best_number, answer.verdicts[other].reason) == (base, "-37.4 % against the best")
 
 
 def test_a_lever_that_changes_the_first_losses_beyond_its_tolerance_fails(space, base):
@@ -143,13 +119,11 @@ def test_a_lever_that_changes_the_first_losses_beyond_its_tolerance_fails(space,
     assert compiled not in state_of(space, *lines, trial(compiled, losses=[8.1, 7.1])).ruled_out, "may draw dropout"
 
 
-def searched(
-    directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
-) -> dict[str, Any]:
+def searched(directory, space, state, *rates, spent_s=0.0):
     """JSON of a search of two settings, another and the baseline, confirmed at these samples/s."""
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
     answer = answer_of(BestState(lines, spent_s))
     journal = JournalWriter(directory)
@@ -176,8 +150,7 @@ def test_a_clear_answer_names_its_winner_and_a_search_cut_short_has_none_yet(tmp
 
 def test_a_search_that_its_budget_ended_says_how_far_it_came(tmp_path, space):
     cut = searched(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
-    assert cut["tried_in_budget"] == 2
-    assert cut["best"]["knobs"] == cut["baseline"]["knobs"]
+    assert (cut["tried_in_budget"], cut["best"]["knobs"]) == (2, cut["baseline"]["knobs"])
     ran = [one["knobs"] for one in cut["trials"]]
     assert cut["effects"]
     assert all(any(knobs[one["knob"]] == one["value"] for knobs in ran) for one in cut["effects"]), "each was run"

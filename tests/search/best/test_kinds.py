@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,13 @@ TRIED = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, sa
 REFUSED = BestEnded(state="cancelled", reason="GPU 0 is in use")
 
 
-def question(directory: Path, model: str = "llama", objective: str = "samples_per_s") -> BestQuestion:
+def question(directory, model="llama", objective="samples_per_s"):
     asked = {"vary": {"precision": ["fp32", "bf16"], "seq_len": [64, 128]}, "objective": objective}
     of_model = {"preset": "tiny", "model": {"family": model}}
     return BestQuestion(search_id=directory.name, key="k", **of_model, **asked, clock=CLOCK)
 
 
-def written(directory: Path, *lines: object) -> Path:
+def written(directory, *lines):
     journal = JournalWriter(directory)
     for line in lines:
         journal.write(line)
@@ -34,23 +33,23 @@ def written(directory: Path, *lines: object) -> Path:
     return directory
 
 
-def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama", objective: str = "samples_per_s") -> Path:
+def best_search(home, *lines, model="llama", objective="samples_per_s"):
     directory = new_search(home, "tiny")
     return written(directory, question(directory, model, objective), CONDUCTED, *lines)
 
 
-def at_second(second: int, directory: Path) -> Path:
+def at_second(second, directory):
     """The search, begun at this second: those of one second have no order."""
     return directory.rename(directory.with_name(f"20260101-00000{second}-tiny-0000"))
 
 
-def batch_search(home: Home) -> Path:
+def batch_search(home):
     directory = new_search(home, "tiny")
     return written(directory, BatchQuestion(search_id=directory.name, key="k", preset="tiny", clock=CLOCK), CONDUCTED)
 
 
 @pytest.fixture
-def home(tmp_path) -> Home:
+def home(tmp_path):
     return Home(tmp_path).create()
 
 

@@ -14,15 +14,8 @@ from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.results.device_conditions import Window
 from trainfast_runner.results.summary import read_start_s
-from trainfast_runner.search.best.conductor import (
-    outcome_of,
-    override_reason,
-    phases_of,
-    steps_to_add,
-    take_trial,
-    trial_conditions,
-    with_usual_disturbance,
-)
+from trainfast_runner.search.best import conductor
+from trainfast_runner.search.best.conductor import outcome_of, override_reason, steps_to_add, with_usual_disturbance
 from trainfast_runner.search.best_journal import StepProfile, Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.search.effects import StepRule
@@ -50,7 +43,7 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
         answers.write(line)
     process = WarmProcess(tmp_path, 1, lambda: None)
     wanted = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=0.0)
-    trial = take_trial(process, wanted, {"compile": "default"}, RULE)
+    trial = conductor.take_trial(process, wanted, {"compile": "default"}, RULE)
     assert trial.step_ms == timed.step_ms
     orders, _ = read_all(tmp_path / CONTROL_FILE, WarmOrder)
     assert [order.more for order in orders] == [False, True]
@@ -84,7 +77,7 @@ def test_a_run_that_shared_its_gpu_is_void(tmp_path):
     put(tmp_path / "run.json", run_file(foreign_processes=[other]))
     sample = {"t_ns": 5, "devices": [{"uuid": "GPU-0", "index": 0, "temperature_c": 40.0}]}
     put(tmp_path / "telemetry.jsonl", sample)
-    _, found = trial_conditions(tmp_path, ["GPU-0"], Window(0, 10))
+    _, found = conductor.trial_conditions(tmp_path, ["GPU-0"], Window(0, 10))
     assert [doubt.kind for doubt in found] == ["shared_gpu"]
 
 
@@ -100,10 +93,10 @@ def test_a_trial_has_the_phases_of_its_steps_and_the_baselines_bottleneck(tmp_pa
     answer = WarmLine(t_ns=9 * 10**9, kind="trial", step_ms=[1000.0] * 4, data_ms=[2.0] * 4, optimizer_ms=[90.0] * 4)
     steps = answer.steps()
     assert [step.t_ns for step in steps] == [second * 10**9 for second in (6, 7, 8, 9)]
-    found = phases_of(tmp_path, steps, {})
+    found = conductor.phases_of(tmp_path, steps, {})
     assert found["profile"] == StepProfile(data_ms=2.0, optimizer_ms=90.0, gpu_busy=0.5)
     assert any("the GPU is idle for 50 % of the time" in line for line in found["diagnosis"])
-    assert phases_of(tmp_path, [], {}) == {}
+    assert conductor.phases_of(tmp_path, [], {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -123,15 +116,12 @@ def test_heat_and_a_lost_run_void_a_measurement_and_the_power_limit_does_not(fie
 RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
 
 
-def test_a_trial_that_ran_other_settings_than_asked_names_them():
+def test_a_trial_that_ran_other_settings_names_them_and_a_start_leaves_the_steps_out():
     assert override_reason(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
     words = override_reason(RECORDED, {"precision": "bf16"})
     assert words == "precision=bf16 (compute_dtype): asked for bfloat16, but rank 0 ran float32"
     assert "optimizer" in str(override_reason(RECORDED, {"optimizer": "sgd"}))
     assert "attention=eager" in str(override_reason(RECORDED, {"attention": "eager"}))
-
-
-def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves():
     records = read_records(RECORDED)
     first = records.steps[0][0]
     began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9
