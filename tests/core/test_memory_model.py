@@ -238,9 +238,7 @@ HIDDEN, OUTPUT = 5, 11
 def staged(layers, stages):
     """`model_of` in equal stages, what is outside of its blocks being its head."""
     each = layers // stages
-    cut = [
-        StageCut(at * each, (at + 1) * each, each * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)
-    ]
+    cut = [StageCut(i * each, (i + 1) * each, each * BLOCK + ROOT * (i == stages - 1), BLOCK) for i in range(stages)]
     return msgspec.structs.replace(model_of(layers), pipeline=PipelineCut(cut, 0, HIDDEN, OUTPUT))
 
 

@@ -47,10 +47,8 @@ class Arithmetic:
 
     def predict(self, spec, ranks=1):
         knobs = spec.knobs
-        each = (
-            10 * MIB * (0.1 if knobs["checkpointing"] == "full" else 1) * (0.5 if knobs["precision"] == "bf16" else 1)
-        )
-        activations = int(each * int(str(knobs["batch_size"])))
+        share = (0.1 if knobs["checkpointing"] == "full" else 1) * (0.5 if knobs["precision"] == "bf16" else 1)
+        activations = int(10 * MIB * share * int(str(knobs["batch_size"])))
         states = (40 if knobs["optimizer"] == "adafactor" else 200) * MIB
         forward = {"params": 100 * MIB, "optimizer": states, "activations": activations, "temporary": 10 * MIB}
         step = {"params": 100 * MIB, "optimizer": states, "grads": 100 * MIB, "temporary": 50 * MIB}

@@ -196,10 +196,8 @@ def _apply_liger_kernel_to_instance(model, **config):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("knob", "parts", "ran"), [("kernels", "'rms_norm'", {}), ("loss", "fused_", {"loss": "full"})]
-)
-def test_kernels_of_liger_reach_a_script_and_are_read_from_its_model(cli, tmp_path, knob, parts, ran):
+@pytest.mark.parametrize(("knob", "part", "ran"), [("kernels", "'rms_norm'", {}), ("loss", "fused_", {"loss": "full"})])
+def test_kernels_of_liger_reach_a_script_and_are_read_from_its_model(cli, tmp_path, knob, part, ran):
     (tmp_path / "liger_kernel").mkdir()
     (tmp_path / "liger_kernel" / "__init__.py").touch()
     (tmp_path / "liger_kernel" / "transformers.py").write_text(LIGER)
@@ -208,7 +206,7 @@ def test_kernels_of_liger_reach_a_script_and_are_read_from_its_model(cli, tmp_pa
     asked = ("--set", f"{knob}=liger", "--set", "precision=fp32")
     result = run_script(cli, *asked, *written(tmp_path, TRAINER_ALONE))
     assert {one["knob"]: one["ran"] for one in result["script"]["overridden"]} == ran
-    assert parts in (cli.home / "runs" / result["run_id"] / "output.log").read_text()
+    assert part in (cli.home / "runs" / result["run_id"] / "output.log").read_text()
 
 
 @pytest.mark.long

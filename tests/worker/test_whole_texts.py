@@ -75,9 +75,7 @@ LENGTHS = np.random.default_rng(1).integers(2, 200, 100)
 
 def steps_of(*, grouped, ranks=1, steps=24, seed=0):
     """The numbers of 8 samples for each step, two micro-batches of 4 on one rank or one on each of two."""
-    by_rank = [
-        list(GlobalOrder(100, 4, 2 // ranks, rank, ranks, steps, seed, LENGTHS, grouped)) for rank in range(ranks)
-    ]
+    by_rank = [list(GlobalOrder(100, 4, 2 // ranks, r, ranks, steps, seed, LENGTHS, grouped)) for r in range(ranks)]
     batches = [batch for step in zip(*by_rank, strict=True) for batch in step]
     return [[*first, *second] for first, second in zip(batches[::2], batches[1::2], strict=True)]
 

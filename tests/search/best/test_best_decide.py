@@ -86,9 +86,8 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
 
 
 def test_a_baseline_that_fails_ends_the_search_and_the_smallest_setting_follows_one_too_large(space, base):
-    decision = decide(
-        state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
-    )
+    failed = trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data")
+    decision = decide(state_of(space, failed))
     assert (decision.step.action, decision.end_state) == ("end", "failed")
     assert "no data" in decision.step.why
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
