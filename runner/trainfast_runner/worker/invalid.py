@@ -1,7 +1,5 @@
 """The error for an input that cannot work: it names the key and the nearest value that works."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

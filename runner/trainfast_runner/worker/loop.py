@@ -3,8 +3,6 @@
 `strategies/` says how ranks share each of these, `records/step_log.py` turns the phases named here into step records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 

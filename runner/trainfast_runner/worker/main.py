@@ -1,7 +1,5 @@
 """The life of one rank: hold the run's lock, record the process, train, and record the end."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

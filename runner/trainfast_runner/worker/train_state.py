@@ -1,7 +1,5 @@
 """Everything that the training steps of one setting use, and the `actual` record, read from those live objects."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Assemble one rank's training: first everything that does not count as its memory, then the model, then the steps."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -8,8 +8,6 @@ A probe tries a batch size on the model that all probes share. A trial builds a 
 a run does, so that its figures are a run's; only its learning rate stays constant.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import itertools

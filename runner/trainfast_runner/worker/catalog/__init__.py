@@ -4,8 +4,6 @@ Standard library only: the parent reads this folder as `trainfast_runner.worker.
 `trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from .levers import ADAPTER_KNOBS as ADAPTER_KNOBS

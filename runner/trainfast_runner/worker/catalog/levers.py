@@ -6,8 +6,6 @@ rules of compatibility, the exports, a best-fit search and the verdict on what r
 At the end are the fields of TrainingArguments that stand for levers, as transformers has named them over time.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

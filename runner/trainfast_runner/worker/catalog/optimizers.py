@@ -1,7 +1,5 @@
 """The optimizers, one entry each. Standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from .strategies import FLAT, HOST, PARAMETER_FORMS, SLICES, SWAPPED, StrategyEntry

@@ -1,7 +1,5 @@
 """The strategies, one entry each, pipelines' schedules, and the families that can be cut. Standard library only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

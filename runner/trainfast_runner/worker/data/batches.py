@@ -1,7 +1,5 @@
 """The samples that `[data]` describes, and this rank's micro-batches of them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ ranks and runs that start together make it once. The text is tokenized in a proc
 MB are not in the training's memory baseline.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

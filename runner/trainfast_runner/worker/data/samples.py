@@ -4,8 +4,6 @@ All packed samples have the same length, so the first batch takes as much memory
 their own: loader processes decode, crop, flip and scale them with Pillow.
 """
 
-from __future__ import annotations
-
 import colorsys
 import io
 import math

@@ -1,7 +1,5 @@
 """The Accelerate loop of Hugging Face's single-GPU guide: `Accelerator`, `prepare`, `accumulate`, `backward`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

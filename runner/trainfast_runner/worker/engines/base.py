@@ -1,7 +1,5 @@
 """The engine `native`: the loop of this package, which works with every strategy. All other engines inherit from it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 

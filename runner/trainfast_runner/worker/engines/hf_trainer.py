@@ -1,7 +1,5 @@
 """The Hugging Face Trainer on the same samples and loss: the speed that a script built on the Trainer has."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Iterator

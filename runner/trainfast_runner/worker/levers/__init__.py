@@ -1,7 +1,5 @@
 """The levers of the catalog, one file each, which change a built model before its weights are initialized."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -4,8 +4,6 @@ The choice is torch's process-wide flags, not `sdpa_kernel` around the forward: 
 in the backward. With one kernel allowed torch raises an error where it has no such kernel for the model's tensors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The blocks of a model: the layers that repeat, whose lists nothing else repeats, and those compiled in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Activation checkpointing: of every layer, of one in several, of cheap operations only, or with inputs on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """The setting of torch's CUDA allocator, which the launch puts in the environment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Matrix products of the blocks in float8, by torchao; the head, norms and attention stay as with bf16."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -4,8 +4,6 @@ The model's own forward runs with a head that returns its input: final norms, a 
 stay the model's own, under any wrapper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

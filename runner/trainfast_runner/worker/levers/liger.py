@@ -1,7 +1,5 @@
 """liger-kernel's norms, rotary embeddings and MLPs in the place of a model's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -4,8 +4,6 @@ A model has its adapters before it has weights. The base is initialized as a who
 that its values do not depend on the method; a matrix that is to be quantized keeps its own shape until it has values.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

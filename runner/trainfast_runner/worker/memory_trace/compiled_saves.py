@@ -5,8 +5,6 @@ kept anyway; operands of products, which no kernel computes on the way, it keeps
 `min_cut_rematerialization_partition`). Of a random tensor it keeps the mask, a byte an element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Straight lines through the traces of two batch sizes, which give the live bytes at any batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The work of the operations is counted beside: calls, FLOPs of products and convo
 Multiplied by a device's measured speeds, the counts predict the time of a step.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

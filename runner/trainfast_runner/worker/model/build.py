@@ -3,8 +3,6 @@
 The `compile` knob is torch.compile of the module whose forward the loop calls, and a watch for the steps that compiled.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """Floating-point operations of one sample's forward and backward, counted from the model and its configuration."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 A configuration does not need torch: without it the answer takes a quarter of the time.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util

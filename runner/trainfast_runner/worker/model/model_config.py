@@ -1,7 +1,5 @@
 """The transformers configuration that `[model]` of a preset describes. Weights are never read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Muon and AdamW as one optimizer, whose groups and states the loop, the scaler and the engines see as any other's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

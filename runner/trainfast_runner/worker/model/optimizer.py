@@ -3,8 +3,6 @@
 The `optimizer` knob is the class of its entry in the catalog over two groups of parameters; then the `precision` knob.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable

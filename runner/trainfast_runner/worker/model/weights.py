@@ -5,8 +5,6 @@ being initialized. Each module is initialized by transformers' own `_init_weight
 seed and the module's name, so that its values depend neither on the rank nor on the order.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 median of an all-reduce of so many bytes. Other ranks print nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import runpy

@@ -6,8 +6,6 @@ time of an operation too small to compute anything. `name` is null for a CPU; `c
 time in which its threads ran: other processes had the rest.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import runpy

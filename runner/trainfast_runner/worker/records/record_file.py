@@ -1,7 +1,5 @@
 """An append-only file of JSON lines: one `write()` a line, never waiting for a reader."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

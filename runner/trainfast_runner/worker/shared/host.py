@@ -1,7 +1,5 @@
 """The files that a process keeps locked while it lives, and the one way to wait for a lock."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os

@@ -1,7 +1,5 @@
 """The memory limit of each rank."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

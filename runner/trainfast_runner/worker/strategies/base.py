@@ -4,8 +4,6 @@ Under data parallelism every rank has the whole model and averages gradients in 
 gradients and optimizer states over the ranks, and gathers them block by block.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os

@@ -1,7 +1,5 @@
 """ZeRO by DeepSpeed: optimizer states, gradients and parameters sharded over ranks, or offloaded from the device."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import logging

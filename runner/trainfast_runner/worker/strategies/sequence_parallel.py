@@ -7,8 +7,6 @@ tensors, as the hooks of `tensor_parallel.py` do, where torch's SequenceParallel
 Hidden states have the shape (batch, sequence, hidden).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ token embeddings is cut by its rows, as there, together with an output head that
 leave both whole, which in fp32 under AdamW takes 16 bytes of every rank for each element.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ a schedule's last micro-batch (`backward_maybe_with_nosync`, `perform_reduce_gra
 for each batch, DDP the sums so far, which a mean of equal parts leaves as they are.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 from torch import nn
