@@ -20,16 +20,24 @@ from trainfast_runner.worker.catalog import LEVERS, LeverEntry, LeverValue
 
 HERE = Path(__file__).parent
 SMALL = (
-    *("batch_size=32", "seq_len=128", "steps=6", "timing_warmup=3", "precision=fp32", "optimizer=adamw"),
+    *("batch_size=32", "seq_len=128", "steps=5", "timing_warmup=2", "precision=fp32", "optimizer=adamw"),
     *("workers=0", "pin_memory=off", "devices=cpu"),
 )
+WORDS = ("model.vocab_size=8192",)
+BERT = ("model.intermediate_size=1024", *WORDS)
 MODELS: dict[str, tuple[str, Sequence[str]]] = {
-    "llama": ("tiny-llama", ("model.vocab_size=8192",)),
-    "gpt2": ("gpt2", ("model.n_layer=4", "model.n_embd=256", "model.n_head=4", "model.vocab_size=8192")),
-    "bert": ("bert-base", ("model.num_hidden_layers=4", "model.hidden_size=256", "model.num_attention_heads=4")),
-    "mixtral": ("moe-small", ("model.num_hidden_layers=4", "model.hidden_size=256", "model.vocab_size=8192")),
+    "llama": ("tiny-llama", WORDS),
+    "gpt2": ("gpt2", ("model.n_layer=4", "model.n_embd=256", "model.n_head=4", *WORDS)),
+    "bert": ("bert-base", ("model.num_hidden_layers=4", "model.hidden_size=256", "model.num_attention_heads=4", *BERT)),
+    "mixtral": (
+        "moe-small",
+        ("model.num_hidden_layers=4", "model.hidden_size=256", "model.intermediate_size=512", *WORDS),
+    ),
     "gemma2": (str(HERE / "presets" / "gemma-2.toml"), ()),
-    "t5": ("t5-base", ("model.num_layers=3", "model.num_decoder_layers=3", "model.d_model=256", "model.d_ff=512")),
+    "t5": (
+        "t5-base",
+        ("model.num_layers=3", "model.num_decoder_layers=3", "model.d_model=256", "model.d_ff=512", *WORDS),
+    ),
 }
 MEMORY_WITHIN, COMPILED_WITHIN = 0.03, 0.05
 """Bounds of predicted memory, and with `compile`."""
