@@ -277,7 +277,7 @@ HOSTILE = st.one_of(
 )
 FIELDS = {
     **{name: lambda text, name=name: {name: text} for name in ("run_id", "preset", "variant", "title", "cwd")},
-    "version": lambda text: {"versions": {"torch": text, "transformers": f"5.1{text}"}},
+    "version": lambda text: {"versions": {"torch": text, "transformers": f"5.1.{text}"}},
     "overrides": lambda text: {"overrides": [text]},
     "device_name": lambda text: {"device_names": [text]},
     "model": lambda text: {"model": {"family": "llama", "name": text}},

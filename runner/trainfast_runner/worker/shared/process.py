@@ -3,6 +3,8 @@
 The hooks load this file by its path: standard library only, for Python 3.8 and later.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import json
