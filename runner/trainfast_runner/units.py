@@ -110,7 +110,7 @@ _CONTROLS = "\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f"
 """C0 and C1, save those that separate words."""
 _INVISIBLE = "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"
 """Bidirectional overrides and characters without width."""
-# Compiled by their first use, which no first frame has.
+# Strings, compiled by their first use: the first frame needs none of them.
 # A whole sequence first, so that its parameters go with it; then every control that is left alone.
 _UNSAFE = (
     r"(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC DCS PM APC SOS

@@ -63,7 +63,7 @@ async def test_an_opened_run_names_the_turned_knobs_that_it_replaces(home):
         await pilot.press("h")
         await pilot.until("2 runs")
         await pilot.press("enter")
-        await pilot.until("turned before: batch_size=32")
+        await pilot.until("before this run was opened, the next run was tiny-llama batch_size=32")
 
 
 async def test_a_runs_both_settings_in_turn_and_shows_the_verdict(home, monkeypatch):

@@ -176,13 +176,11 @@ class Session:
         return Changes(next_run=True, refusal=refusal)
 
     def show_run(self, directory: Path) -> None:
-        """Follow this run on the main screen; its knobs become the next run's, instead of those that were turned."""
-        next_run = self.next_run
-        if self._keeps_knobs and next_run is not None:
-            turned = [f"{name}={next_run.text_of(name)}" for name in next_run.spec.knobs if next_run.is_changed(name)]
-            if turned:
-                notice = Notified(f"the next run repeats this run; turned before: {' '.join(turned)}")
-                self._changed(Changes(notices=(notice,)))
+        """Follow this run on the main screen; its knobs become the next run's."""
+        if self._keeps_knobs and (old := self.next_run) is not None:
+            turned = [f"{name}={old.text_of(name)}" for name in old.spec.overrides if "." not in name]
+            settings = " ".join([old.spec.name, *old.typed_field_overrides(), *turned])
+            self._changed(Changes(notices=(Notified(f"before this run was opened, the next run was {settings}"),)))
         self._keeps_knobs, self._adopted_run_id = False, None
         self.run_control.pending.stop_waiting()
         self.reader.follow(directory)

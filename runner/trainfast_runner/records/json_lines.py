@@ -213,9 +213,9 @@ def open_regular(path: Path | str) -> int:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a small file; empty where it cannot be read."""
+    """Return the text of a small file, bytes that are not UTF-8 replaced; empty where it cannot be read."""
     with suppress(OSError):
-        return path.read_text(errors="replace")
+        return path.read_text("utf-8", errors="replace")
     return ""
 
 

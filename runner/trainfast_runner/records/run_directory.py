@@ -278,7 +278,7 @@ def read_records(directory: Path) -> RunRecords:
 
 
 def read_events(directory: Path, records: RunRecords, node: int = 0) -> list[Event]:
-    """The events of the supervisor, of that of one node in a run on several; counts unreadable lines in `records`."""
+    """The events of the supervisor on that node; unreadable lines are counted in `records`."""
     return list(_readable_records(json_lines.Tail(node_file(directory, EVENTS_FILE, node), Event), records))
 
 

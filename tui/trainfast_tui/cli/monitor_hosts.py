@@ -137,7 +137,7 @@ def monitor_hosts(
     """
     monitors = [HostMonitor(host, interval_s) for host in {host.name: host for host in hosts}.values()]
     with _ended_on_leaving(monitors):
-        # Each host gives a reading or fails first.
+        # Wait first until each host has given a reading or failed.
         deadline_s = time.monotonic() + (ONCE_WITHIN_S if once else min(ONCE_WITHIN_S, max(1.0, interval_s)))
         while time.monotonic() < deadline_s and not all(one.reading.at_s for one in monitors):
             time.sleep(POLL_S)

@@ -397,7 +397,7 @@ _STATES_OF_SIGNS: dict[Piece, str] = {
     ("■", "warning"): "stopped paused cancelled",
     ("○", "warning"): "unreadable",
 }
-"""The sign of each state of a run or a search, with its tone."""
+"""The states of a run or a search that each sign stands for, with its tone."""
 
 
 def state_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:

@@ -33,7 +33,7 @@ def checkpoint(model: nn.Module, knobs: Knobs, around: Contexts | None = None) -
     arguments: dict[str, Any] = dict(ARGUMENTS)
     makers = [maker for maker in (_keep_products if value == "selective" else None, around) if maker is not None]
     if makers:
-        # A maker alone stays itself: torch compiles contexts only where they are its own dispatch modes.
+        # One maker is passed as it is: compiled, a checkpoint takes two dispatch modes of torch's alone.
         arguments["context_fn"] = partial(_nested, makers) if len(makers) > 1 else makers[0]
     # Renamed in transformers 5.23.
     enable: Any = getattr(live, "activation_checkpointing_enable", None) or live.gradient_checkpointing_enable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -64,10 +65,11 @@ class HostMemoryMeter:
         self._allocator = allocator
         self._strict_steps_left: int | None = 0
         self._first: dict[str, int] = {}
-        """The memory of this process before the model was built; empty before `start`."""
+        """The memory of this process before the model was built, and what compilers have kept; empty before `start`."""
         self._before_compiling: dict[str, int] = {}
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._peak_before_compiling = 0
+        """Peak of the phase before it compiled."""
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._address_space: AddressSpacePeak | None = None
@@ -87,6 +89,7 @@ class HostMemoryMeter:
             torch.ones(WARM_ROWS, WARM_DEPTH) @ torch.ones(WARM_DEPTH, columns)
             del warm
         self._strict_steps_left = 0 if self._allocator.kept_reason else strict_steps
+        self._peak_before_compiling = 0
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._first = self._read_status()
         if self.limit_bytes is not None:
@@ -103,19 +106,22 @@ class HostMemoryMeter:
     def end_phase(self, phase: str) -> None:
         """Read VmHWM and reset it, unless this step's memory is not measured."""
         if self._strict_steps_left != 0:
-            self._peaks[phase] = max(self._high_water(), self._peak_before_compiling)
+            self._peaks[phase] = self._high_water()
             self._peak_before_compiling = 0
             os.pwrite(self._clear_fd, b"5", 0)
 
     def begin_compiling(self) -> None:
         """Take the peak so far: until `end_compiling` memory is the compiler's."""
-        self._peak_before_compiling = max(self._peak_before_compiling, self._high_water())
+        # Collected while it compiles, garbage of the training would count as memory that the compiler gave back.
+        gc.collect()
+        self._peak_before_compiling = self._high_water()
         self._before_compiling = self._read_status()
 
     def end_compiling(self) -> None:
         """Add what the compiler keeps, with its programs, to the baseline: some 100 MiB, 65 with a cached program."""
         after, before = self._read_status(), self._before_compiling
         self._first["VmRSS"] += (after["VmRSS"] - after["RssFile"]) - (before["VmRSS"] - before["RssFile"])
+        # The watch of each earlier setting of this process ends the same compilation too.
         self._before_compiling = after
         os.pwrite(self._clear_fd, b"5", 0)
 
@@ -132,7 +138,7 @@ class HostMemoryMeter:
         return self.limit_bytes
 
     def _high_water(self) -> int:
-        return resident_peak(self._read_status(), self._first)
+        return max(resident_peak(self._read_status(), self._first), self._peak_before_compiling)
 
     def end_step_fields(self) -> dict[str, object]:
         """End the step's measurement and return its fields; after the last strict step set the ordinary thresholds.

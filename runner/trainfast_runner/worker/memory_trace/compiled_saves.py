@@ -2,7 +2,8 @@
 
 torch's partitioner computes again, inside the backward's kernels, what elementwise operations made of tensors that are
 kept anyway; operands of products, which no kernel computes on the way, it keeps (torch/_functorch/partitioners.py,
-`min_cut_rematerialization_partition`). Of a random tensor it keeps the mask, a byte an element.
+`min_cut_rematerialization_partition`). Of the random numbers of a dropout on a CPU it keeps the mask, a byte an
+element. What an autograd function of Python saves counts as no operand.
 """
 
 from collections.abc import Iterable
@@ -12,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..shared.words import ACTIVATIONS
+
 OUTSIDE = -1
-"""The number of a storage that another part made, or nothing: it is there in the backward."""
+"""The number of a storage made in another part, or given (a weight, the batch): it is there in the backward."""
 CAST_OR_JOIN = ("aten::_to_copy", "aten::cat")
 """Operations that the compiler fuses as it does elementwise ones."""
-
-
-def _is_elementwise(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags or func._schema.name in CAST_OR_JOIN
 
 
 def _address(tensor: Tensor) -> int:
@@ -66,11 +65,14 @@ class CompiledSaves(saved_tensors_hooks):
     def _unpack(self, saved: _Saved) -> Tensor:
         if saved.tensor is not None and saved.tensor.dtype == saved.dtype:
             return saved.tensor
-        with self._live_bytes.uncounted():
-            return torch.empty_strided(saved.shape, saved.stride, dtype=saved.dtype, device=saved.device)
+        self._live_bytes.is_counting = False
+        empty = torch.empty_strided(saved.shape, saved.stride, dtype=saved.dtype, device=saved.device)
+        self._live_bytes.is_counting = True
+        return empty
 
     def see(self, func: Any, operands: Iterable[Tensor], results: Iterable[Tensor], is_product: bool) -> None:
         """See an operation of this part."""
+        is_elementwise = torch.Tag.pointwise in func.tags or func._schema.name in CAST_OR_JOIN
         addresses = [*map(_address, operands)]
         read = tuple(self._numbers.get(address, OUTSIDE) for address in addresses)
         for saved in self._awaited:
@@ -79,8 +81,8 @@ class CompiledSaves(saved_tensors_hooks):
         for address in map(_address, results):
             if address not in addresses:
                 self._numbers[address] = len(self._made_of)
-                self._made_of.append(read if _is_elementwise(func) else None)
-            elif torch.Tag.inplace in func.tags and (number := self._numbers.get(address)) is not None:
+                self._made_of.append(read if is_elementwise else None)
+            elif func._schema.name.endswith("_") and (number := self._numbers.get(address)) is not None:
                 # Its first value is gone.
                 self._made_of[number] = None
                 if torch.Tag.nondeterministic_seeded in func.tags:
@@ -96,10 +98,15 @@ class CompiledSaves(saved_tensors_hooks):
             saves = holders.get(number, [])
             again = sources is not None and all(there[source] for source in sources)
             there[number] = again or bool(saves)
-            is_operand = any(saved.is_operand for saved in saves)
+            if not saves or any(saved.is_operand for saved in saves):
+                continue
+            if again:
+                kept = None
+            elif number in self._random:
+                kept = torch.empty(saves[0].shape, dtype=torch.bool, device=saves[0].device)
+                self._live_bytes.count_all([kept], ACTIVATIONS)
+            else:
+                continue
             for saved in saves:
-                if again and not is_operand:
-                    saved.tensor = None
-                elif number in self._random and not is_operand:
-                    saved.tensor = torch.empty(saved.shape, dtype=torch.bool, device=saved.device)
+                saved.tensor = kept
         self._begin_part()

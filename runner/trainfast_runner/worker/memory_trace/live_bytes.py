@@ -10,7 +10,6 @@ Multiplied by a device's measured speeds, the counts predict the time of a step.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -105,7 +104,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Called before the next operation."""
         self.saves: CompiledSaves | None = None
         """The tensors kept for the backward of a compiled step."""
-        self._is_counting = True
+        self.is_counting = True
+        """False to count each new storage as empty."""
         self._live_storages: dict[int, _LiveStorage] = {}
         self._overflows: set[int] = set()
 
@@ -169,7 +169,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def count(self, tensor: Tensor, category: int) -> bool:
         """Count the tensor's storage; return False if it is counted already or empty."""
-        if tensor.device.type != self.device_type or not self._is_counting:
+        if tensor.device.type != self.device_type:
             return False
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -178,22 +178,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         live_storage = _LiveStorage(storage, self._freed)
         live_storage.key, live_storage.category = key, category
         unit = CUDA_ROUNDING_BYTES if self.device_type == "cuda" else 1
-        live_storage.size = -(-storage.nbytes() // unit) * unit
+        live_storage.size = -(-storage.nbytes() // unit) * unit if self.is_counting else 0
         place = self.segments[-1].place if self.segments else ""
         live_storage.repeats = self.repeats.get(place, 1)
         live_storage.stack = place.partition(":")[0] if live_storage.repeats > 1 else ""
         self._live_storages[key] = live_storage
         self.live[category] += live_storage.size
         return live_storage.size > 0
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Count no storage."""
-        self._is_counting = False
-        try:
-            yield
-        finally:
-            self._is_counting = True
 
     def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
         """Count the storages of tensors; a storage that is counted already changes its category."""
